@@ -1,0 +1,38 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format stress clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "windlass needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED) ## Run a small shop on the embedded PostgreSQL until its work is done
+	@$(BIN)/python examples/demo.py
+
+test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
+	$(BIN)/python -m pytest -n 2 -m "not stress"
+
+check: $(INSTALLED) ## Format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+stress: $(INSTALLED) ## Kill workers while they work, and count every task
+	$(BIN)/python -m pytest -m stress -s
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .windlass .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

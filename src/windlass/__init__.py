@@ -1,0 +1,51 @@
+"""Windlass: a task orchestrator for Python that needs nothing but PostgreSQL."""
+
+from windlass.app import App
+from windlass.client import Call, Handle, Task, TaskSet
+from windlass.context import Context
+from windlass.model.errors import (
+    ConfigurationError,
+    Fail,
+    IdempotencyConflict,
+    LeaseLost,
+    NotAllowed,
+    PayloadError,
+    RetryAfter,
+    Snooze,
+    StoreUnavailable,
+    TaskCancelled,
+    TaskFailed,
+    TaskNotFound,
+    UnknownTask,
+    WindlassError,
+    WrongState,
+)
+from windlass.model.task import TaskRecord, TaskState
+from windlass.policy.retry import Retry
+
+__all__ = [
+    "App",
+    "Call",
+    "ConfigurationError",
+    "Context",
+    "Fail",
+    "Handle",
+    "IdempotencyConflict",
+    "LeaseLost",
+    "NotAllowed",
+    "PayloadError",
+    "Retry",
+    "RetryAfter",
+    "Snooze",
+    "StoreUnavailable",
+    "Task",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskNotFound",
+    "TaskRecord",
+    "TaskSet",
+    "TaskState",
+    "UnknownTask",
+    "WindlassError",
+    "WrongState",
+]

@@ -1,0 +1,168 @@
+"""Arguments to JSON and back, checked on both ways."""
+
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from typing import Any
+
+import msgspec
+
+from windlass.context import Context
+from windlass.model.errors import ConfigurationError, PayloadError
+
+# An escaped NUL that is not itself the tail of an escaped backslash. PostgreSQL cannot hold it.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def _encode_other(value: Any) -> Any:
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:  # a Pydantic model, without importing Pydantic
+        return dump(mode="json")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be carried as JSON")
+
+
+def _decode_other(kind: type, value: Any) -> Any:
+    validate = getattr(kind, "model_validate", None)
+    if validate is not None:
+        return validate(value)
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"{kind.__name__} cannot be read from JSON")
+
+
+def encode_json(value: Any, *, what: str, max_bytes: int) -> str:
+    """Encode a value as JSON that PostgreSQL can hold, or raise `PayloadError`."""
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=_encode_other)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        # UnicodeEncodeError, for lone surrogates, is a ValueError.
+        raise PayloadError(f"{what}: {error}") from error
+    if len(encoded) > max_bytes:
+        raise PayloadError(
+            f"{what}: {len(encoded)} bytes are more than the limit of {max_bytes}; "
+            "store the data elsewhere and pass a reference"
+        )
+    if b"\\u0000" in encoded and _NUL.search(encoded):
+        raise PayloadError(f"{what}: a string holds the NUL character, which PostgreSQL refuses")
+    return encoded.decode()
+
+
+def decode_json(text: str) -> Any:
+    """Decode JSON into plain values."""
+    return msgspec.json.decode(text)
+
+
+class ArgumentCodec:
+    """The arguments of one function as a JSON object, by name."""
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._name = name
+        signature = inspect.signature(function)
+        try:
+            hints = typing.get_type_hints(function, include_extras=True)
+        except NameError as error:
+            raise ConfigurationError(
+                f"task '{name}': an annotation cannot be resolved: {error}; "
+                "import what it names at the top of the module"
+            ) from error
+        parameters = []
+        fields: list[Any] = []
+        self.context_name: str | None = None
+        for parameter in signature.parameters.values():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise ConfigurationError(
+                    f"task '{name}': parameter '{parameter}' takes any number of arguments; "
+                    "a payload has named ones, so name them"
+                )
+            if hints.get(parameter.name) is Context:
+                self.context_name = parameter.name
+                continue
+            parameters.append(parameter)
+            kind = hints.get(parameter.name, Any)
+            fields.append(
+                (parameter.name, kind)
+                if parameter.default is parameter.empty
+                else (parameter.name, kind, msgspec.UNSET)
+            )
+        self._signature = signature.replace(parameters=parameters)
+        self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        self._names = [p.name for p in parameters]
+        try:
+            shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+            self._decoder = msgspec.json.Decoder(shape, dec_hook=_decode_other)
+        except (TypeError, ValueError, NameError) as error:
+            raise ConfigurationError(f"task '{name}': {error}") from error
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_bytes: int) -> str:
+        """Bind a call and encode it; what would not arrive as it was sent is refused."""
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise PayloadError(f"task '{self._name}': {error}") from error
+        return self.encode_named(bound, max_bytes=max_bytes)
+
+    def encode_named(self, arguments: Any, *, max_bytes: int) -> str:
+        """Encode arguments that already have their names."""
+        what = f"task '{self._name}'"
+        if not isinstance(arguments, dict):
+            kind = type(arguments).__name__
+            raise PayloadError(f"{what}: the payload is a {kind}; give a dict of arguments")
+        text = encode_json(arguments, what=what, max_bytes=max_bytes)
+        try:
+            arrived = self._decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise PayloadError(f"{what}: {error}") from error
+        for name, sent in arguments.items():
+            if not _same(sent, getattr(arrived, name)):
+                raise PayloadError(
+                    f"{what}: argument '{name}' ({type(sent).__name__}) would not arrive as it was "
+                    "sent; annotate the parameter with its type, or pass what JSON can carry"
+                )
+        return text
+
+    def decode(self, payload: str) -> dict[str, Any]:
+        """Return the arguments for the handler, or raise `PayloadError`."""
+        try:
+            arrived = self._decoder.decode(payload)
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise PayloadError(f"task '{self._name}': the payload does not fit: {error}") from error
+        return {
+            name: value
+            for name in self._names
+            if (value := getattr(arrived, name)) is not msgspec.UNSET
+        }
+
+    def call(self, function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+        """Call the function with decoded arguments."""
+        if not self._positional:
+            return function(**arguments)
+        first = [arguments.pop(name) for name in self._positional if name in arguments]
+        return function(*first, **arguments)
+
+
+def _same(sent: Any, arrived: Any) -> bool:
+    if type(sent) is type(arrived) and (is_dataclass(sent) or isinstance(sent, msgspec.Struct)):
+        return True  # checked field by field when it was decoded; it need not define equality
+    return bool(sent == arrived) and _kinds_match(sent, arrived)
+
+
+def _kinds_match(sent: Any, arrived: Any) -> bool:
+    """Tell true from 1, which are equal in Python and differ in JSON."""
+    return isinstance(sent, bool) == isinstance(arrived, bool)
+
+
+def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
+    """Encode a payload whose types nobody here knows: only what JSON itself carries."""
+    if not isinstance(payload, dict):
+        raise PayloadError(
+            f"task '{name}': the payload is a {type(payload).__name__}; give a dict of arguments"
+        )
+    text = encode_json(payload, what=f"task '{name}'", max_bytes=max_bytes)
+    if decode_json(text) != payload:
+        raise PayloadError(
+            f"task '{name}': the payload would not arrive as it was sent; "
+            "use only dicts with string keys, lists, strings, finite numbers, booleans and None"
+        )
+    return text

@@ -1,0 +1,41 @@
+"""What became of one attempt, as the executor returns it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The handler returned."""
+
+    result: str | None = None  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The handler raised, or could not be called."""
+
+    error: str  # a JSON object: type, message, traceback
+    permanent: bool = False
+    retry_after: float | None = None  # seconds, if the handler named them
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler asked to be called again later."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The task was to be cancelled and its handler gave way."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The worker gives the task back without having run it to an end."""
+
+
+AttemptOutcome = Succeeded | Failed | Snoozed | Cancelled | Released

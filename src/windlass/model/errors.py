@@ -1,0 +1,86 @@
+"""Every exception Windlass raises, under one root, and those a handler raises to steer its task."""
+
+
+class WindlassError(Exception):
+    """The root of everything Windlass raises on its own account."""
+
+
+class ConfigurationError(WindlassError):
+    """A setting, option or command is wrong, missing or not built yet."""
+
+
+class PayloadError(WindlassError):
+    """Arguments or a payload that do not fit the task; nothing was written."""
+
+
+class UnknownTask(WindlassError):  # noqa: N818 - the public name is fixed
+    """A task type that this application does not define."""
+
+
+class TaskNotFound(WindlassError):  # noqa: N818 - the public name is fixed
+    """No task has this id: it never existed, or its retention is over."""
+
+
+class IdempotencyConflict(WindlassError):  # noqa: N818 - the public name is fixed
+    """The idempotency key was used before with another payload."""
+
+
+class TaskFailed(WindlassError):  # noqa: N818 - the public name is fixed
+    """The task whose result was awaited ended in `failed` or `dead`."""
+
+
+class TaskCancelled(WindlassError):  # noqa: N818 - the public name is fixed
+    """The task whose result was awaited was cancelled."""
+
+
+class LeaseLost(WindlassError):  # noqa: N818 - the public name is fixed
+    """The claim behind this call is gone: another worker may own the task now."""
+
+
+class NotAllowed(WindlassError):  # noqa: N818 - the public name is fixed
+    """The caller may not do this."""
+
+
+class StoreUnavailable(WindlassError):  # noqa: N818 - the public name is fixed
+    """The store cannot be reached, or it is unknown whether it carried out the call."""
+
+
+class StoreBusy(StoreUnavailable):
+    """Somebody else holds what the call needs for longer than it may wait; nothing was done."""
+
+
+class WrongState(WindlassError):  # noqa: N818 - the public name is fixed
+    """The task is not in a state in which this is possible."""
+
+
+class NotLeader(WindlassError):  # noqa: N818 - reads as the claim it denies
+    """A leader's write came with a term that is over; it changed nothing."""
+
+
+class Steer(Exception):  # noqa: N818 - raised to steer a task, not to report an error
+    """What a handler raises to say how its attempt ends."""
+
+
+class RetryAfter(Steer):
+    """Try again after so many seconds; counts as an attempt."""
+
+    def __init__(self, seconds: float, reason: str = "") -> None:
+        super().__init__(seconds, reason)
+        self.seconds = seconds
+        self.reason = reason
+
+
+class Snooze(Steer):
+    """Come back after so many seconds; does not count as an attempt."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class Fail(Steer):
+    """Fail for good, without another attempt."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

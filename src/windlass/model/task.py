@@ -1,0 +1,332 @@
+"""Tasks as they pass along the street: asked for, claimed, ended, looked at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import IntEnum, StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+
+class TaskState(StrEnum):
+    """Where a task stands; the values are what users and the database see."""
+
+    SCHEDULED = "scheduled"
+    BLOCKED = "blocked"
+    PENDING = "pending"
+    CLAIMED = "claimed"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+
+ENDS = frozenset(
+    {TaskState.COMPLETED, TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED},
+)
+
+
+class LaneKind(IntEnum):
+    """Why a task is ready: decides how its lane is claimed."""
+
+    NORMAL = 0
+    RETURNED = 1  # released or rescued: keeps its first ready time, so it is next and not last
+    ALONE = 2  # recovered twice: may be what kills workers, so it is claimed by itself
+
+
+RECOVERIES_BEFORE_ALONE = 2
+ALONE_IS_AN_OUTAGE_ABOVE = 100  # so many suspects at once are no poison but a lost machine
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task as a caller asks for it; `delay` and `at` exclude each other."""
+
+    id: UUID
+    type: str
+    payload: str  # a JSON object
+    queue: str = "default"
+    priority: int = 10
+    max_attempts: int = 4
+    delay: float = 0.0  # seconds
+    at: datetime | None = None
+    idempotency_key: str | None = None
+    tags: tuple[str, ...] = ()
+    retention: timedelta | None = None  # None: the setting at the time it ends
+
+
+class Enqueued(NamedTuple):
+    """The answer to one enqueued task: its id, and whether this call created it."""
+
+    id: UUID
+    created: bool
+
+
+class Fence(NamedTuple):
+    """What a worker shows with every write on behalf of a task it was granted."""
+
+    token: UUID
+    task_id: UUID
+    generation: int
+
+
+class ClaimedTask(NamedTuple):
+    """A task granted to a worker."""
+
+    id: UUID
+    type: str
+    queue: str
+    priority: int
+    payload: str
+    attempts: int  # ended ones: the one now beginning is attempts + 1
+    max_attempts: int
+    generation: int  # fences every write: an older one is refused
+    cancel_reason: str | None  # set when a cancellation was asked for before this claim
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A batch of tasks under one lease."""
+
+    token: UUID
+    fence: int  # grows with every claim; for systems outside that want to refuse late writes
+    tasks: tuple[ClaimedTask, ...]
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """Who asks for tasks, for which types and queues, and how many."""
+
+    worker_id: UUID
+    types: tuple[str, ...]
+    limit: int
+    lease: timedelta
+    ageing: timedelta  # how long a task waits to gain one point of priority
+    queues: tuple[str, ...] | None = None  # None: all
+    alone: bool = False
+
+
+class ClaimAnswer(NamedTuple):
+    """What a claim found: the grant, and what else the fetcher should know."""
+
+    claim: Claim | None
+    alone_waiting: bool = False  # suspects wait: ask again with `alone`
+    due_in: float | None = None  # seconds until the next scheduled task is due; below 0 if late
+
+
+class Outcome(StrEnum):
+    """What a settlement does to a task."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+    RETRIED = "retried"  # comes back after `delay`, an attempt is used
+    SNOOZED = "snoozed"  # comes back after `delay`, no attempt is used
+    RELEASED = "released"  # comes back at once, next in line, no attempt is used
+
+
+class Settlement(NamedTuple):
+    """How one attempt ends, ready to be written."""
+
+    token: UUID
+    task_id: UUID
+    generation: int
+    outcome: Outcome
+    started_after: float | None = None  # seconds from claim to start; None if it never started
+    result: str | None = None  # JSON
+    delay: float = 0.0  # seconds
+    error: str | None = None  # a JSON object: type, message, traceback
+    reported: bool = False  # it was reported as running
+
+
+class Answer(StrEnum):
+    """What the store did with a settlement."""
+
+    APPLIED = "applied"
+    ALREADY = "already applied"
+    LOST = "lost"
+
+
+class Started(NamedTuple):
+    """A task reported as running."""
+
+    token: UUID
+    task_id: UUID
+    generation: int
+    started_after: float
+
+
+class CancelAnswer(StrEnum):
+    """What came of a request to cancel."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "requested"  # its worker was asked
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What may be changed of a task that still waits; None leaves it as it is."""
+
+    priority: int | None = None
+    queue: str | None = None
+    at: datetime | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """One task as people see it, live or ended."""
+
+    id: str
+    type: str
+    queue: str
+    payload: Any
+    status: TaskState
+    priority: int
+    created_at: datetime
+    scheduled_for: datetime
+    updated_at: datetime
+    attempts: int
+    max_attempts: int
+    generation: int
+    idempotency_key: str | None = None
+    worker_id: str | None = None
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    last_error: str | None = None
+    result: Any = None
+    tags: tuple[str, ...] = ()
+    errors: tuple[dict[str, Any], ...] = ()  # one entry per failed attempt, oldest first
+
+
+class Ended(NamedTuple):
+    """The end of a task, as whoever waits for its result needs it."""
+
+    id: UUID
+    status: TaskState
+    result: str | None  # JSON
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFilter:
+    """Which tasks to list, newest first, before the task `before`."""
+
+    statuses: tuple[TaskState, ...] = ()
+    type: str | None = None
+    queue: str | None = None
+    tag: str | None = None
+    created_from: datetime | None = None
+    created_until: datetime | None = None
+    before: UUID | None = None
+    limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRecord:
+    """A queue as people see it."""
+
+    name: str
+    paused: bool
+    counts: dict[TaskState, int]  # live tasks only
+    oldest_ready_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker says of itself when it registers."""
+
+    id: UUID
+    host: str
+    pid: int
+    version: str
+    capacity: int
+    types: tuple[str, ...]
+    queues: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRecord:
+    """A registered worker as people see it."""
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    capacity: int
+    types: tuple[str, ...]
+    queues: tuple[str, ...] | None
+    started_at: datetime
+    heartbeat_at: datetime
+    running: int
+    idle: bool
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TypeDefaults:
+    """What a registered type contributes to a task enqueued by name alone."""
+
+    name: str
+    queue: str = "default"
+    priority: int = 10
+    max_attempts: int = 4
+    retention: timedelta | None = None
+
+
+class Pulse(NamedTuple):
+    """A worker's sign of life and the claims it wants to keep."""
+
+    worker_id: UUID
+    tokens: Sequence[UUID]
+    lease: timedelta
+    running: int
+    idle: bool
+
+
+class PulseAnswer(NamedTuple):
+    """Which claims were kept, and whether the worker is still registered."""
+
+    kept: frozenset[UUID]
+    registered: bool
+
+
+class Leadership(NamedTuple):
+    """A term of office: only writes that show it are carried out."""
+
+    holder: UUID
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rescued:
+    """What a rescue did: counts, for the log and the metrics."""
+
+    claims: int = 0
+    returned: int = 0
+    lost_attempts: int = 0
+    dead: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """What retention removed."""
+
+    partitions: int = 0
+    dead: int = 0
+    waiting: tuple[str, ...] = field(default=())  # partitions that a reader still holds
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long ended tasks are kept, and how long an idempotency key is remembered after the end."""
+
+    ended: timedelta = timedelta(days=7)
+    dead: timedelta = timedelta(days=30)
+    keys: timedelta = timedelta(days=7)

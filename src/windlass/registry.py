@@ -1,0 +1,192 @@
+"""Task name → handler and the policy it was registered with."""
+
+import inspect
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from windlass.codec import ArgumentCodec
+from windlass.context import Context
+from windlass.model.errors import ConfigurationError, UnknownTask
+from windlass.model.task import TypeDefaults
+from windlass.policy.retry import Retry
+
+RunKind = Literal["async", "thread"]
+Middleware = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
+
+PRIORITIES = {"low": 0, "normal": 10, "high": 20, "critical": 30}
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def checked_name(what: str, value: Any) -> str:
+    """Return a name that may be a type, queue, tag or key, or raise."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{what} {value!r} must be a string")
+    if not 1 <= len(value) <= 200:
+        raise ConfigurationError(f"{what} {value[:40]!r} has {len(value)} characters; use 1 to 200")
+    if _CONTROL.search(value):
+        raise ConfigurationError(f"{what} {value!r} holds a control character; remove it")
+    return value
+
+
+def checked_priority(value: Any) -> int:
+    """Return a priority given by name or number, or raise."""
+    if isinstance(value, str) and value in PRIORITIES:
+        return PRIORITIES[value]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise ConfigurationError(
+            f"priority {value!r}: use an integer from 0 to 100 or one of {', '.join(PRIORITIES)}"
+        )
+    return value
+
+
+def checked_seconds(what: str, value: Any, *, above_zero: bool = False) -> float:
+    """Return a duration in seconds, given as a number or a timedelta, or raise."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise ConfigurationError(f"{what} {value!r}: use seconds or a timedelta")
+    if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
+        least = "above 0" if above_zero else "not below 0"
+        raise ConfigurationError(f"{what} {value!r}: use a finite number of seconds, {least}")
+    if seconds > _LONGEST:
+        raise ConfigurationError(f"{what} {value!r}: use less than a hundred years")
+    return float(seconds)
+
+
+_LONGEST = 100 * 366 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDefinition:
+    """A task type as the application defined it."""
+
+    name: str
+    function: Callable[..., Any]
+    codec: ArgumentCodec
+    run: RunKind
+    queue: str
+    priority: int
+    retry: Retry
+    timeout: float | None
+    keep_result: bool
+    retention: timedelta | None
+
+    @property
+    def defaults(self) -> TypeDefaults:
+        """What the store should know of it."""
+        return TypeDefaults(
+            self.name, self.queue, self.priority, self.retry.max_attempts, self.retention
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What `@app.task(...)` takes."""
+
+    name: str | None = None
+    queue: str = "default"
+    priority: int | str = "normal"
+    retry: Retry | int | None = None
+    timeout: float | timedelta | None = None
+    run: str | None = None
+    keep_result: bool = True
+    retention: timedelta | float | None = None
+
+
+def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
+    """Check a function and its options, and make a definition of them."""
+    name = checked_name("task name", options.name or getattr(function, "__name__", None))
+    is_coroutine = inspect.iscoroutinefunction(function)
+    return TaskDefinition(
+        name=name,
+        function=function,
+        codec=ArgumentCodec(name, function),
+        run=_checked_run(name, options.run, is_coroutine),
+        queue=checked_name("queue", options.queue),
+        priority=checked_priority(options.priority),
+        retry=_checked_retry(name, options.retry),
+        timeout=None
+        if options.timeout is None
+        else checked_seconds(f"task '{name}': timeout", options.timeout, above_zero=True),
+        keep_result=options.keep_result,
+        retention=None
+        if options.retention is None
+        else timedelta(seconds=checked_seconds(f"task '{name}': retention", options.retention)),
+    )
+
+
+def _checked_run(name: str, run: str | None, is_coroutine: bool) -> RunKind:
+    match run:
+        case None:
+            return "async" if is_coroutine else "thread"
+        case "async" if is_coroutine:
+            return "async"
+        case "thread" if not is_coroutine:
+            return "thread"
+        case "process":
+            raise ConfigurationError(f"task '{name}': run='process' is not built yet")
+        case "async" | "thread":
+            kind = "a coroutine function" if is_coroutine else "a plain function"
+            raise ConfigurationError(f"task '{name}': run={run!r} does not fit {kind}")
+        case _:
+            raise ConfigurationError(
+                f"task '{name}': run={run!r} is not known; use async or thread"
+            )
+
+
+def _checked_retry(name: str, retry: Retry | int | None) -> Retry:
+    if retry is None:
+        return Retry()
+    if isinstance(retry, Retry):
+        return retry
+    if isinstance(retry, bool) or not isinstance(retry, int):
+        raise ConfigurationError(
+            f"task '{name}': retry={retry!r}: use Retry(...) or the number of attempts"
+        )
+    return Retry(max_attempts=retry)
+
+
+class Registry:
+    """The task types of an application, with what wraps their handlers."""
+
+    def __init__(self) -> None:
+        self._definitions: dict[str, TaskDefinition] = {}
+        self.middleware: list[Middleware] = []
+
+    def add(self, definition: TaskDefinition) -> None:
+        """Register a type; two of one name are an error."""
+        known = self._definitions.get(definition.name)
+        if known is definition:
+            return
+        if known is not None:
+            raise ConfigurationError(
+                f"task '{definition.name}' is defined twice, in {_place(known)} and in "
+                f"{_place(definition)}; give one of them another name"
+            )
+        self._definitions[definition.name] = definition
+
+    def find(self, name: str) -> TaskDefinition | None:
+        """Return the definition of a type, if this application has it."""
+        return self._definitions.get(name)
+
+    def get(self, name: str) -> TaskDefinition:
+        """Return the definition of a type or raise `UnknownTask`."""
+        definition = self._definitions.get(name)
+        if definition is None:
+            known = ", ".join(sorted(self._definitions)) or "none"
+            raise UnknownTask(f"task '{name}' is not defined here; defined are: {known}")
+        return definition
+
+    def __iter__(self) -> Iterator[TaskDefinition]:
+        return iter(self._definitions.values())
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all types."""
+        return tuple(self._definitions)
+
+
+def _place(definition: TaskDefinition) -> str:
+    return f"{definition.function.__module__}.{definition.function.__qualname__}"

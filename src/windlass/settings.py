@@ -1,0 +1,124 @@
+"""What can be configured, with defaults, checked once at start."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+from windlass.model.errors import ConfigurationError
+
+PREFIX = "WINDLASS_"
+# Read elsewhere, so not settings: the URL and the application of the command line,
+# and the interpreter that benchmark harnesses are told to use.
+NOT_SETTINGS = {"WINDLASS_DATABASE_URL", "WINDLASS_APP", "WINDLASS_PYTHON"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting; durations are seconds. `WINDLASS_<NAME>` sets it from the environment."""
+
+    schema: str = "windlass"
+    auto_migrate: bool = True
+    pool_size: int = 8
+    direct_url: str | None = None
+    pooler: bool = False
+
+    max_payload_bytes: int = 1024 * 1024
+    max_result_bytes: int = 1024 * 1024
+    retention: float = 7 * 86400.0
+    dead_retention: float = 30 * 86400.0
+    idempotency_retention: float = 7 * 86400.0
+
+    concurrency: int = 100
+    lease: float = 30.0
+    heartbeat: float = 10.0
+    leader_term: float = 15.0
+    sweep: float = 5.0
+    poll: float = 1.0
+    ageing: float = 6.0
+    shutdown_timeout: float = 30.0
+    buffer: int = 500
+    buffer_bytes: int = 16 * 1024 * 1024
+    buffer_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _check(field.name, getattr(self, field.name), field.type)
+        if self.heartbeat * 2 > self.lease:
+            raise ConfigurationError(
+                f"lease ({self.lease:g}s) must be at least twice heartbeat ({self.heartbeat:g}s); "
+                "raise lease or lower heartbeat"
+            )
+
+    @classmethod
+    def load(
+        cls, given: Mapping[str, Any], environment: Mapping[str, str] = os.environ
+    ) -> "Settings":
+        """Settings from keyword arguments, else from the environment, else by default."""
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
+                continue
+            name = variable.removeprefix(PREFIX).lower()
+            if name not in kinds:
+                raise ConfigurationError(f"{variable} is not a setting; settings are: {_names()}")
+            values[name] = _parse(variable, text, kinds[name])
+        for name, value in given.items():
+            if name not in kinds:
+                raise ConfigurationError(f"'{name}' is not a setting; settings are: {_names()}")
+            is_duration = isinstance(value, timedelta)
+            values[name] = value.total_seconds() if is_duration else value
+        return cls(**values)
+
+
+def _names() -> str:
+    return ", ".join(field.name for field in fields(Settings))
+
+
+def _parse(variable: str, text: str, kind: str) -> Any:
+    try:
+        if "bool" in kind:
+            return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+        if "int" in kind:
+            return int(text)
+        if "float" in kind:
+            return float(text)
+    except (ValueError, KeyError):
+        wanted = next(name for name in ("bool", "int", "float") if name in kind)
+        raise ConfigurationError(f"{variable}={text!r} is not a valid {wanted}") from None
+    return text
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    text = str(kind)
+    if "bool" in text:
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name}={value!r} must be True or False")
+    elif "int" in text or "float" in text:
+        whole = "int" in text
+        is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value < _LEAST.get(name, 0):
+            unit = "an integer" if whole else "seconds"
+            raise ConfigurationError(
+                f"{name}={value!r} must be {unit}, not below {_LEAST.get(name, 0):g}"
+            )
+    elif value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{name}={value!r} must be a string")
+
+
+_LEAST = {
+    "concurrency": 1,
+    "pool_size": 2,
+    "max_payload_bytes": 2,
+    "max_result_bytes": 2,
+    "lease": 0.5,
+    "heartbeat": 0.1,
+    "leader_term": 0.5,
+    "sweep": 0.1,
+    "poll": 0.02,
+    "buffer_seconds": 0.01,
+    "buffer_bytes": 1,
+}
