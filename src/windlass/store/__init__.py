@@ -1,0 +1,1 @@
+"""Where the truth is: the ports and their adapters."""

@@ -1,0 +1,218 @@
+"""The store as its users see it: one small Protocol per reader. One method is one transaction."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Protocol
+from uuid import UUID
+
+from windlass.model.task import (
+    Answer,
+    CancelAnswer,
+    Change,
+    ClaimAnswer,
+    ClaimRequest,
+    Ended,
+    Enqueued,
+    Fence,
+    Leadership,
+    NewTask,
+    Pulse,
+    PulseAnswer,
+    QueueRecord,
+    Rescued,
+    Retained,
+    Settlement,
+    Started,
+    TaskFilter,
+    TaskRecord,
+    TypeDefaults,
+    WorkerInfo,
+    WorkerRecord,
+)
+
+
+class EnqueueStore(Protocol):
+    """What a producer needs."""
+
+    async def enqueue(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        fence: Fence | None = None,
+        repeated: bool = False,
+    ) -> list[Enqueued]:
+        """Add all tasks or none, and answer in their order.
+
+        A task whose (type, idempotency key) is known with an equal payload is answered with the
+        first one; with another payload the whole call raises `IdempotencyConflict`. A fence that
+        no longer holds raises `LeaseLost`. `repeated` says that the same call may have been
+        carried out before: tasks whose id is already there are answered and not added again.
+        """
+
+    async def type_defaults(self, name: str) -> TypeDefaults | None:
+        """Return what a worker registered for this type, if any did."""
+
+    async def register_types(self, types: Sequence[TypeDefaults]) -> None:
+        """Make types known; the last registration wins."""
+
+
+class ClaimStore(Protocol):
+    """What the fetcher needs: permission to run, granted to one worker at a time."""
+
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Grant up to `limit` ready tasks of the worker's types and queues under one lease.
+
+        Lanes (queue, type, priority, kind) are taken in order of their head's ready time less
+        the ageing step for each point of priority, each lane in the order in which its tasks
+        became ready. Paused queues are left out. With `alone`, only tasks recovered twice: one,
+        or while there are more than a hundred, a batch halved with each recovery.
+        """
+
+    async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
+        """Record tasks as running and return the ids of those whose claim is lost."""
+
+    async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Return the reasons of the cancellations asked for among these tasks."""
+
+
+class SettleStore(Protocol):
+    """What the committer needs."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        """Apply each settlement whose claim and generation still hold, and answer in order.
+
+        A settlement that was applied before is answered so and changes nothing; one whose claim
+        or generation is gone is lost and changes nothing. A task that would come back although
+        its cancellation was asked for ends as cancelled.
+        """
+
+
+class PulseStore(Protocol):
+    """What the heartbeat needs."""
+
+    async def register(self, worker: WorkerInfo, *, lease: timedelta) -> None:
+        """Enter the worker into the registry."""
+
+    async def pulse(self, pulse: Pulse) -> PulseAnswer:
+        """Extend the claims that have not expired and note a sign of life, in one write."""
+
+    async def set_idle(self, worker_id: UUID, idle: bool) -> None:
+        """Say whether enqueues should notify this worker."""
+
+    async def deregister(self, worker_id: UUID) -> None:
+        """Leave the registry; claims are not touched."""
+
+
+class OperateStore(Protocol):
+    """What people and applications may do to tasks and queues."""
+
+    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
+        """End a waiting task at once; ask the worker of a claimed one; raise `TaskNotFound`."""
+
+    async def change(self, task_id: UUID, change: Change) -> None:
+        """Change a task that waits; raise `WrongState` or `TaskNotFound`."""
+
+    async def retry(self, task_id: UUID) -> None:
+        """Reopen an ended, unsuccessful task as a new generation with fresh attempts."""
+
+    async def pause(self, queue: str) -> None:
+        """Grant no more tasks of this queue."""
+
+    async def resume(self, queue: str) -> None:
+        """Grant tasks of this queue again."""
+
+
+class ReadStore(Protocol):
+    """What people look at. Read only."""
+
+    async def get(self, task_id: UUID) -> TaskRecord:
+        """Return the whole task or raise `TaskNotFound`."""
+
+    async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
+        """Return those that ended, and the ids that nobody knows."""
+
+    async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
+        """List tasks, newest id first."""
+
+    async def queues(self) -> list[QueueRecord]:
+        """List every queue that has live tasks or is paused."""
+
+    async def workers(self) -> list[WorkerRecord]:
+        """List registered workers."""
+
+    async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
+        """Whether a task of these is ready or claimed; paused and scheduled ones do not count."""
+
+
+class LeadStore(Protocol):
+    """What a candidate needs: one seat, a term that only grows, the store's clock."""
+
+    async def lead(
+        self,
+        candidate: UUID,
+        *,
+        current: Leadership | None,
+        term: timedelta,
+    ) -> Leadership | None:
+        """Renew `current` if it still holds, take the seat if it is free, or return None."""
+
+    async def resign(self, leadership: Leadership) -> None:
+        """Free the seat at once if it is still held under this term."""
+
+
+class ChoreStore(Protocol):
+    """What the leader does. A call that shows a term that is over raises `NotLeader`."""
+
+    async def promote(self, limit: int, *, leadership: Leadership | None = None) -> int:
+        """Make up to `limit` due tasks ready; without a leadership when the leader is late."""
+
+    async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
+        """Return the tasks of up to `limit` expired claims.
+
+        Those reported as running have used an attempt and may be dead by it; the others come
+        back with one recovery more. None waits for a lock that somebody else holds.
+        """
+
+    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
+        """Remove workers that gave no sign of life for three leases."""
+
+    async def tidy(self, *, leadership: Leadership) -> int:
+        """Finish cancellations whose task came back, drop idle rows; return how many."""
+
+    async def prepare_history(self, *, leadership: Leadership) -> int:
+        """Make the places where tasks of the coming days will rest; return how many."""
+
+    async def retain(self, *, leadership: Leadership) -> Retained:
+        """Remove ended tasks whose time is over, with their idempotency keys."""
+
+
+class WakeStore(Protocol):
+    """How a fetcher hears of new work before it polls."""
+
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        """Call `wake` whenever there may be work, until the context is left."""
+
+
+class Store(
+    EnqueueStore,
+    ClaimStore,
+    SettleStore,
+    PulseStore,
+    OperateStore,
+    ReadStore,
+    LeadStore,
+    ChoreStore,
+    WakeStore,
+    Protocol,
+):
+    """Everything an adapter provides."""
+
+    async def open(self) -> None:
+        """Connect, and migrate if so configured."""
+
+    async def close(self) -> None:
+        """Give back every connection."""
+
+    def beside(self) -> "Store":
+        """Return a store on the same truth for another thread with an event loop of its own."""

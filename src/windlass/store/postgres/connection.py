@@ -1,0 +1,112 @@
+"""Connections to PostgreSQL, and the one place where driver errors become ours."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import asyncpg
+
+from windlass.model.errors import (
+    ConfigurationError,
+    IdempotencyConflict,
+    LeaseLost,
+    NotLeader,
+    StoreBusy,
+    StoreUnavailable,
+    WrongState,
+)
+
+_OURS = {
+    "WL001": LeaseLost,
+    "WL002": IdempotencyConflict,
+    "WL003": WrongState,
+    "WL004": NotLeader,
+}
+# Classes of SQLSTATE that say: this server, now; not: this statement.
+_UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
+_UNAVAILABLE_CODES = {
+    "25006",  # a standby that takes no writes
+    "25P03",  # the server gave up on an idle transaction
+    "40001",
+    "40P01",
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn what the driver raises into what we promise."""
+    try:
+        yield
+    except asyncpg.PostgresError as error:
+        state = error.sqlstate or ""
+        if state in _OURS:
+            raise _OURS[state](_with_hint(error)) from error
+        if state == "55P03":
+            raise StoreBusy(f"somebody holds what this call needs: {error}") from error
+        if state == "42501":
+            raise ConfigurationError(f"the database role lacks a right: {error}") from error
+        if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
+            raise StoreUnavailable(f"the database did not carry out the call: {error}") from error
+        raise
+    except (OSError, asyncpg.InterfaceError, asyncio.IncompleteReadError) as error:
+        raise StoreUnavailable(
+            f"the database cannot be reached: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _with_hint(error: asyncpg.PostgresError) -> str:
+    hint = getattr(error, "hint", None)
+    return f"{error}; {hint}" if hint else str(error)
+
+
+def session_settings() -> dict[str, str]:
+    """Return what each of our sessions asks of the server."""
+    return {
+        "application_name": "windlass",
+        "idle_in_transaction_session_timeout": "60s",
+        "jit": "off",  # compiling a plan costs more than running any of ours
+        "tcp_keepalives_idle": "30",
+        "tcp_keepalives_interval": "10",
+        "tcp_keepalives_count": "3",
+    }
+
+
+async def connect(url: str, **options: Any) -> asyncpg.Connection:
+    """Open one connection outside any pool."""
+    with translated(), _checked(url):
+        return await asyncpg.connect(url, server_settings=session_settings(), **options)
+
+
+async def create_pool(url: str, *, size: int, pooler: bool) -> asyncpg.Pool:
+    """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
+    with translated(), _checked(url):
+        return await asyncpg.create_pool(
+            url,
+            min_size=1,
+            max_size=size,
+            max_inactive_connection_lifetime=0,
+            # A pooler hands each transaction to another session: none may keep anything.
+            statement_cache_size=0 if pooler else 100,
+            server_settings={} if pooler else session_settings(),
+            reset=_keep_as_it_is,
+        )
+
+
+async def _keep_as_it_is(_: asyncpg.Connection) -> None:
+    """Spare the round trip of a reset: nothing of ours outlives its transaction."""
+
+
+@contextmanager
+def _checked(url: str) -> Iterator[None]:
+    try:
+        yield
+    except asyncpg.InvalidCatalogNameError as error:
+        raise ConfigurationError(f"{error}; create it, or correct the URL") from error
+    except (asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
+        # The message of the server names the user, never the password.
+        raise ConfigurationError(f"the database refuses the connection: {error}") from error
+    except asyncpg.ClientConfigurationError as error:
+        raise ConfigurationError(f"the database URL is not valid: {error}") from error
+    finally:
+        del url

@@ -1,0 +1,22 @@
+-- discard_old_dead: remove dead tasks whose day has come, with their keys. $1 limit
+WITH removing AS MATERIALIZED (
+    SELECT set_config('windlass_internal.removing', 'on', true)
+), old AS MATERIALIZED (
+    SELECT d.id
+    FROM removing, windlass.dead d
+    WHERE d.drop_on < (windlass.clock() AT TIME ZONE 'UTC')::date
+    ORDER BY d.drop_on
+    LIMIT $1
+    FOR UPDATE OF d SKIP LOCKED
+), gone AS (
+    DELETE FROM windlass.dead d
+    USING old
+    WHERE d.id = old.id
+    RETURNING d.id, d.type, d.idempotency_key
+), forgotten AS (
+    DELETE FROM windlass.idempotency i
+    USING gone g
+    WHERE i.type = g.type AND i.key = g.idempotency_key AND i.task_id = g.id
+)
+SELECT count(*)
+FROM gone

@@ -1,0 +1,8 @@
+-- enqueue_tasks: add all tasks or none; returns those that were there before.
+-- $1 task_ids, $2 types, $3 queues, $4 priorities, $5 payloads, $6 max_attempts, $7 delays,
+-- $8 due_times, $9 keys, $10 tag_lists, $11 retentions, $12 fence_token, $13 fence_task,
+-- $14 fence_generation, $15 repeated, $16 caller_commits
+SELECT ordinal, task_id
+FROM windlass.enqueue_tasks(
+    $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16
+)

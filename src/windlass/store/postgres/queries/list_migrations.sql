@@ -1,0 +1,4 @@
+-- list_migrations: the migrations that were applied.
+SELECT number
+FROM windlass.migration
+ORDER BY number

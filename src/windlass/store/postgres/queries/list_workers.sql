@@ -1,0 +1,5 @@
+-- list_workers: registered workers, oldest first.
+SELECT
+    id, host, pid, version, capacity, types, queues, started_at, heartbeat_at, running, idle, leader
+FROM windlass.workers
+ORDER BY started_at, id

@@ -1,0 +1,44 @@
+"""Rows become the records that people see."""
+
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from windlass.model.task import TaskRecord, TaskState
+
+
+def task_record(row: asyncpg.Record) -> TaskRecord:
+    """Build the record of one task from a row of `read_task` or of a listing."""
+    errors = tuple(_json(row["errors"]) or ())
+    updated_at = row["updated_at"]
+    if errors:
+        updated_at = max(updated_at, datetime.fromisoformat(errors[-1]["ended_at"]))
+    return TaskRecord(
+        id=str(row["id"]),
+        type=row["type"],
+        queue=row["queue"],
+        payload=_json(row["payload"]),
+        status=TaskState(row["status"]),
+        priority=row["priority"],
+        created_at=row["created_at"],
+        scheduled_for=row["scheduled_for"],
+        updated_at=updated_at,
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        generation=row["generation"],
+        idempotency_key=row["idempotency_key"],
+        worker_id=None if row["worker_id"] is None else str(row["worker_id"]),
+        claimed_at=row["claimed_at"],
+        started_at=row["started_at"],
+        completed_at=row["completed_at"],
+        last_error=row["last_error"],
+        result=_json(row["result"]),
+        tags=tuple(row["tags"] or ()),
+        errors=errors,
+    )
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

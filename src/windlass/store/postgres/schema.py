@@ -1,0 +1,100 @@
+"""The schema: its migrations, applied in order, forward only, under a lock."""
+
+import asyncpg
+
+from windlass.model.errors import ConfigurationError
+from windlass.store.postgres.connection import connect, translated
+from windlass.store.sqlfiles import Migration, SqlFiles
+
+MINIMUM_SERVER = 15
+
+
+class Schema:
+    """What the code needs of the database, and what the database has."""
+
+    def __init__(self, url: str, sql: SqlFiles) -> None:
+        self._url = url
+        self._sql = sql
+
+    async def pending(self) -> list[Migration]:
+        """Return the migrations that were not applied yet; refuse a schema newer than the code."""
+        connection = await connect(self._url)
+        try:
+            with translated():
+                return await self._pending(connection)
+        finally:
+            await connection.close()
+
+    async def migrate(self) -> list[Migration]:
+        """Apply what is pending, each migration in a transaction of its own; return what was."""
+        connection = await connect(self._url)
+        try:
+            with translated():
+                self._check_server(connection)
+                return await self._apply(connection)
+        finally:
+            await connection.close()
+
+    def script(self, migrations: list[Migration]) -> str:
+        """Return SQL that an administrator can run by hand."""
+        prelude = [self._sql.statement("create_schema")]
+        steps = [
+            f"BEGIN;\n{migration.sql}\n{self._note(migration)};\nCOMMIT;"
+            for migration in migrations
+        ]
+        return "\n\n".join([*prelude, *steps])
+
+    async def _apply(self, connection: asyncpg.Connection) -> list[Migration]:
+        if not await self._pending(connection):
+            return []
+        applied = []
+        try:
+            async with connection.transaction():
+                await self._lock(connection)
+                await connection.execute(self._sql.statement("create_schema"))
+            for migration in self._sql.migrations():
+                async with connection.transaction():
+                    await self._lock(connection)
+                    # Whoever held the lock before may have applied it meanwhile.
+                    if migration.number in await self._applied(connection):
+                        continue
+                    await connection.execute(migration.sql)
+                    await connection.execute(self._note(migration))
+                    applied.append(migration)
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise ConfigurationError(
+                f"this database role may not migrate the schema '{self._sql.schema}' ({error}); "
+                "let an administrator run: windlass migrate"
+            ) from error
+        return applied
+
+    async def _pending(self, connection: asyncpg.Connection) -> list[Migration]:
+        migrations = self._sql.migrations()
+        applied = await self._applied(connection)
+        newest = max(applied, default=0)
+        if newest > migrations[-1].number:
+            raise ConfigurationError(
+                f"the schema '{self._sql.schema}' has migration {newest:04d}, newer than this "
+                f"version of windlass knows ({migrations[-1].number:04d}); upgrade windlass"
+            )
+        return [migration for migration in migrations if migration.number not in applied]
+
+    async def _applied(self, connection: asyncpg.Connection) -> set[int]:
+        if await connection.fetchval(self._sql.statement("has_migrations")) is None:
+            return set()
+        rows = await connection.fetch(self._sql.statement("list_migrations"))
+        return {row["number"] for row in rows}
+
+    async def _lock(self, connection: asyncpg.Connection) -> None:
+        await connection.execute(self._sql.statement("lock_migrations"))
+
+    def _note(self, migration: Migration) -> str:
+        text = self._sql.statement("note_migration")
+        return text.replace("NUMBER", str(migration.number)).replace("NAME", migration.name)
+
+    def _check_server(self, connection: asyncpg.Connection) -> None:
+        version = connection.get_server_version()
+        if version.major < MINIMUM_SERVER:
+            raise ConfigurationError(
+                f"PostgreSQL {version.major} is too old; windlass needs {MINIMUM_SERVER} or newer"
+            )

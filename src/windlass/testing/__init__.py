@@ -1,0 +1,1 @@
+"""For users' own test suites."""

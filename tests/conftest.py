@@ -1,0 +1,103 @@
+"""A real PostgreSQL for the whole session, and a fresh database from a template for each test."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import pytest
+
+from windlass.store.postgres.embedded import EmbeddedServer
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+_numbers = itertools.count()
+TEMPLATE_LOCK = 7_463_519
+
+
+def on_database(url: str, name: str) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """POSTGRES_TEST_URL names a server to use instead of the embedded one."""
+    given = os.environ.get("POSTGRES_TEST_URL")
+    if given:
+        yield given
+        return
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    server = EmbeddedServer.acquire(
+        folder / "postgres", settings={"fsync": "off", "max_connections": "300"}
+    )
+    yield server.url
+    server.release()
+
+
+@pytest.fixture(scope="session")
+def template(server_url: str) -> str:
+    """A migrated database to copy, made once per server."""
+
+    async def make() -> None:
+        admin = await asyncpg.connect(on_database(server_url, "postgres"))
+        try:
+            await admin.execute("SELECT pg_advisory_lock($1)", TEMPLATE_LOCK)
+            known = await admin.fetchval(
+                "SELECT datistemplate FROM pg_database WHERE datname = 'windlass_template'"
+            )
+            if not known:
+                await admin.execute("DROP DATABASE IF EXISTS windlass_template")
+                await admin.execute("CREATE DATABASE windlass_template")
+                store = PostgresStore(
+                    PostgresOptions(url=on_database(server_url, "windlass_template"))
+                )
+                await store.open()
+                await store.close()
+                await admin.execute("ALTER DATABASE windlass_template IS_TEMPLATE true")
+        finally:
+            await admin.close()
+
+    asyncio.run(make())
+    return "windlass_template"
+
+
+@pytest.fixture
+async def empty_database_url(server_url: str) -> AsyncIterator[str]:
+    """A database without our schema."""
+    async for url in _database(server_url, "template1"):
+        yield url
+
+
+@pytest.fixture
+async def database_url(server_url: str, template: str) -> AsyncIterator[str]:
+    """A migrated, empty database of the test's own."""
+    async for url in _database(server_url, template):
+        yield url
+
+
+async def _database(server_url: str, template: str) -> AsyncIterator[str]:
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    admin = await asyncpg.connect(on_database(server_url, "postgres"))
+    try:
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        yield on_database(server_url, name)
+        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+async def postgres_store(database_url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(PostgresOptions(url=database_url))
+    await store.open()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return tmp_path

@@ -1,0 +1,31 @@
+"""The PostgreSQL store keeps every rule of a store."""
+
+from datetime import timedelta
+
+import pytest
+
+from contract.postgres_clock import PostgresClock
+from windlass.store.port import Store
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.testing.store_contract import StoreContract
+
+
+class TestPostgresStore(StoreContract):
+    capabilities = frozenset({"concurrent_writers", "wakeups", "schema"})
+
+    @pytest.fixture(autouse=True)
+    def _database(self, database_url: str) -> None:
+        self.url = database_url
+
+    async def open_store(self) -> Store:
+        self.clock = await PostgresClock.install(self.url)
+        store = PostgresStore(PostgresOptions(url=self.url))
+        await store.open()
+        return store
+
+    async def close_store(self, store: Store) -> None:
+        await store.close()
+        await self.clock.close()
+
+    async def advance(self, store: Store, delta: timedelta) -> None:
+        await self.clock.advance(delta)
