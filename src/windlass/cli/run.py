@@ -1,0 +1,140 @@
+"""Commands that do work: up, worker, migrate, enqueue."""
+
+import asyncio
+import signal
+import sys
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from windlass.app import App
+from windlass.cli.loading import app_argument, load_app, optional_app_argument, run
+from windlass.model.errors import ConfigurationError
+
+worker_options = (
+    click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
+    click.option("--concurrency", type=int, help="How many tasks to run at once."),
+    click.option("--shutdown-timeout", type=float, metavar="S", help="Seconds to finish in."),
+)
+
+
+def _with_worker_options(function: Any) -> Any:
+    for option in reversed(worker_options):
+        function = option(function)
+    return function
+
+
+@click.command()
+@app_argument
+@_with_worker_options
+def worker(application: str, **options: Any) -> None:
+    """Run a worker. SIGTERM or Ctrl-C drains it, a second one insists."""
+    run(_work(load_app(application), **options))
+
+
+@click.command()
+@optional_app_argument
+@_with_worker_options
+def up(application: str | None, **options: Any) -> None:
+    """Run everything for development: a database if none is configured, and a worker."""
+    app = load_app(application)
+    if application is None:
+        click.echo(
+            "no APP given: the worker knows no task; try: windlass up package.module:name", err=True
+        )
+    run(_work(app, **options))
+
+
+async def _work(
+    app: App,
+    *,
+    queues: tuple[str, ...],
+    concurrency: int | None,
+    shutdown_timeout: float | None,
+) -> None:
+    async with app:
+        working = await app.new_worker(
+            queues=queues or None, concurrency=concurrency, shutdown_timeout=shutdown_timeout
+        )
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, working.stop)
+        await working.run()
+
+
+@click.command()
+@optional_app_argument
+@click.option("--check", is_flag=True, help="Change nothing; exit 1 if something is pending.")
+@click.option("--sql", is_flag=True, help="Change nothing; print the pending migrations.")
+def migrate(application: str | None, check: bool, sql: bool) -> None:
+    """Apply, check or print migrations; with APP, also register its task types."""
+    sys.exit(run(_migrate(load_app(application), check=check, sql=sql)))
+
+
+async def _migrate(app: App, *, check: bool, sql: bool) -> int:
+    try:
+        schema = await app.schema()
+        if check or sql:
+            pending = await schema.pending()
+            if sql:
+                click.echo(schema.script(pending) if pending else "-- nothing is pending")
+                return 0
+            for migration in pending:
+                click.echo(f"pending: {migration.number:04d}_{migration.name}")
+            return 1 if pending else 0
+        for migration in await schema.migrate():
+            click.echo(f"applied: {migration.number:04d}_{migration.name}")
+        if list(app.registry):
+            store = await app.store()
+            await store.register_types([one.defaults for one in app.registry])
+        return 0
+    finally:
+        await app.close()
+
+
+@click.command()
+@app_argument
+@click.argument("type_name", metavar="TYPE")
+@click.argument("payload", metavar="[JSON]", default="{}")
+@click.option("--queue")
+@click.option("--priority", help="0 to 100, or low, normal, high, critical.")
+@click.option("--delay", type=float, metavar="SECONDS")
+@click.option("--at", metavar="TIME", help="ISO 8601 with an offset, as 2030-01-31T08:00:00+01:00.")
+@click.option("--idempotency-key")
+@click.option("--max-attempts", type=int)
+@click.option("--tag", "tags", multiple=True)
+def enqueue(application: str, type_name: str, payload: str, **options: Any) -> None:
+    """Enqueue a task of TYPE with a JSON object of arguments; prints its id."""
+    try:
+        arguments = msgspec.json.decode(payload)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"the payload is not JSON: {error}") from error
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    if "at" in given:
+        given["at"] = parse_time("--at", given["at"])
+    if "priority" in given:
+        given["priority"] = parse_priority(given["priority"])
+    click.echo(run(_enqueue(load_app(application), type_name, arguments, given)))
+
+
+async def _enqueue(app: App, type_name: str, payload: Any, options: dict[str, Any]) -> str:
+    async with app:
+        return (await app.enqueue(type_name, payload, **options)).id
+
+
+def parse_time(option: str, text: str) -> datetime:
+    """Read a time with an offset."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"{option} {text!r} is not a time in ISO 8601") from None
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"{option} {text!r} has no offset; add one, as in +00:00 or Z")
+    return moment
+
+
+def parse_priority(text: str) -> int | str:
+    """Read a priority by number or by name."""
+    return int(text) if text.isdigit() else text

@@ -1,0 +1,80 @@
+"""What a leader does, as a table: name, how often, the call."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from windlass.model.task import Leadership
+from windlass.store.port import ChoreStore
+from windlass.telemetry import emit
+
+RESCUE_BATCH = 100  # claims
+PROMOTE_BATCH = 1000  # tasks
+
+
+@dataclass(slots=True)
+class Chore:
+    """Something to do every so many seconds."""
+
+    name: str
+    every: float
+    call: Callable[[Leadership], Awaitable[bool]]  # true: there is more to do at once
+    due_at: float = 0.0  # monotonic
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time."""
+        return now >= self.due_at
+
+    async def run(self, leadership: Leadership) -> None:
+        """Do it, and plan the next time."""
+        self.due_at = time.monotonic() + self.every
+        if await self.call(leadership):
+            self.due_at = time.monotonic()
+
+
+def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
+    """The chores of a store; `sweep` is how often lost claims are looked for, in seconds."""
+
+    async def rescue(leadership: Leadership) -> bool:
+        rescued = await store.rescue(RESCUE_BATCH, leadership=leadership)
+        if rescued.claims:
+            emit(
+                "claim.rescued",
+                claims=rescued.claims,
+                returned=rescued.returned,
+                lost_attempts=rescued.lost_attempts,
+                dead=rescued.dead,
+                cancelled=rescued.cancelled,
+            )
+        return rescued.claims >= RESCUE_BATCH
+
+    async def promote(leadership: Leadership) -> bool:
+        return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
+
+    async def remove_workers(leadership: Leadership) -> bool:
+        for worker_id in await store.remove_dead_workers(leadership=leadership):
+            emit("worker.removed", worker_id=worker_id)
+        return False
+
+    async def tidy(leadership: Leadership) -> bool:
+        await store.tidy(leadership=leadership)
+        return False
+
+    async def prepare(leadership: Leadership) -> bool:
+        await store.prepare_history(leadership=leadership)
+        return False
+
+    async def retain(leadership: Leadership) -> bool:
+        retained = await store.retain(leadership=leadership)
+        if retained.partitions or retained.dead:
+            emit("history.dropped", partitions=retained.partitions, dead=retained.dead)
+        return bool(retained.partitions or retained.dead)
+
+    return [
+        Chore("rescue", sweep, rescue),
+        Chore("promote", sweep, promote),
+        Chore("remove-workers", sweep, remove_workers),
+        Chore("tidy", 6 * sweep, tidy),
+        Chore("prepare-history", 3600.0, prepare),
+        Chore("retain", 600.0, retain),
+    ]

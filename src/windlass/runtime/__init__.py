@@ -1,0 +1,1 @@
+"""The one-way street from claimed task to settled outcome."""

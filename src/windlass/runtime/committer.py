@@ -1,0 +1,111 @@
+"""Outcomes → settlements → one batched commit."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from windlass.model.errors import StoreBusy, StoreUnavailable
+from windlass.model.task import Answer, Outcome, Settlement
+from windlass.runtime.describe import describe
+from windlass.runtime.job import Job
+from windlass.store.port import SettleStore
+from windlass.telemetry import emit
+
+LARGEST_BATCH = 500
+SHORTEST_BACKOFF = 0.05  # seconds
+LONGEST_BACKOFF = 2.0
+
+
+class Done(NamedTuple):
+    """A job whose attempt has ended, and what is to be written of it."""
+
+    job: Job
+    settlement: Settlement
+
+
+class Committer:
+    """Writes whatever ended while the previous commit was under way. There is no timer."""
+
+    def __init__(self, *, store: SettleStore, settled: Callable[[Sequence[Done]], None]) -> None:
+        self._store = store
+        self._settled = settled
+        self._waiting: list[Done] = []
+        self._arrived = asyncio.Event()
+        self._closing = False
+
+    def add(self, done: Done) -> None:
+        """Hand over the end of an attempt."""
+        self._waiting.append(done)
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Commit until closed and everything is written."""
+        while True:
+            if not self._waiting:
+                if self._closing:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
+            await self._commit(batch)
+
+    def close(self) -> None:
+        """Write what there is and end."""
+        self._closing = True
+        self._arrived.set()
+
+    async def _commit(self, batch: Sequence[Done]) -> None:
+        backoff = SHORTEST_BACKOFF
+        while True:
+            try:
+                answers = await self._store.settle([done.settlement for done in batch])
+            except StoreBusy as error:
+                # Somebody's transaction holds one of them: let the others pass.
+                emit("settlement.delayed", tasks=len(batch), error=str(error))
+                if len(batch) > 1:
+                    await self._halves(batch)
+                    return
+            except StoreUnavailable as error:
+                emit("store.unavailable", doing="settle", error=str(error))
+            except Exception as error:  # noqa: BLE001 - one refused row must not stop the others
+                await self._refused(batch, error)
+                return
+            else:
+                self._report(batch, answers)
+                self._settled(batch)
+                return
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    async def _halves(self, batch: Sequence[Done]) -> None:
+        middle = len(batch) // 2
+        await self._commit(batch[:middle])
+        await self._commit(batch[middle:])
+
+    async def _refused(self, batch: Sequence[Done], error: Exception) -> None:
+        if len(batch) > 1:
+            await self._halves(batch)
+            return
+        done = batch[0]
+        emit("settlement.refused", task_id=done.job.task.id, error=type(error).__name__)
+        if done.settlement.outcome is Outcome.FAILED:
+            self._settled(batch)  # not even its failure can be written: its lease will run out
+            return
+        failure = describe("Refused", f"the store refused the outcome: {error}")
+        await self._commit(
+            [
+                Done(
+                    done.job,
+                    done.settlement._replace(outcome=Outcome.FAILED, result=None, error=failure),
+                )
+            ]
+        )
+
+    def _report(self, batch: Sequence[Done], answers: Sequence[Answer]) -> None:
+        for done, answer in zip(batch, answers, strict=True):
+            if answer is Answer.LOST:
+                emit("settlement.lost", task_id=done.job.task.id, type=done.job.task.type)
+            elif done.settlement.outcome is Outcome.DEAD:
+                emit("task.dead", task_id=done.job.task.id, type=done.job.task.type)

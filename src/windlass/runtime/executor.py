@@ -1,0 +1,144 @@
+"""Claimed task → handler → outcome. Never touches the store."""
+
+import asyncio
+import contextvars
+import math
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from windlass.codec import encode_json
+from windlass.context import Context, current_fence
+from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
+from windlass.model.errors import Fail, LeaseLost, PayloadError, RetryAfter, Snooze
+from windlass.registry import Registry, TaskDefinition
+from windlass.runtime.describe import describe, describe_exception
+from windlass.runtime.job import Halt, Job
+from windlass.runtime.threads import Threads
+from windlass.telemetry import emit
+
+
+class Executor:
+    """Runs handlers and says what became of them."""
+
+    def __init__(
+        self,
+        *,
+        registry: Registry,
+        threads: Threads,
+        worker_id: UUID,
+        max_result_bytes: int,
+    ) -> None:
+        self._registry = registry
+        self._threads = threads
+        self._worker_id = str(worker_id)
+        self._max_result_bytes = max_result_bytes
+        self.state: Any = None  # what the start-up hook returned
+
+    async def run(self, job: Job) -> AttemptOutcome | None:
+        """Run the handler of a job; None if its lease was lost and nothing may be written."""
+        if job.task.cancel_reason is not None:
+            return Cancelled(describe("Cancelled", job.task.cancel_reason))
+        definition = self._registry.find(job.task.type)
+        if definition is None:
+            return Released()  # not ours after all
+        job.started_at = time.monotonic()
+        try:
+            arguments = definition.codec.decode(job.task.payload)
+        except PayloadError as error:
+            return Failed(describe_exception(error), permanent=True)
+        current_fence.set(job.fence)
+        try:
+            async with asyncio.timeout(definition.timeout):
+                value = await self._call(job, definition, arguments)
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            outcome = self._raised(job, definition, error)
+        else:
+            outcome = self._returned(definition, value)
+        return None if job.halt is Halt.LOST else outcome
+
+    def _call(
+        self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]
+    ) -> Awaitable[Any]:
+        codec = definition.codec
+        if codec.context_name is not None or self._registry.middleware:
+            job.context = self._context(job, definition)
+            if codec.context_name is not None:
+                arguments[codec.context_name] = job.context
+        call = partial(codec.call, definition.function, arguments)
+        if definition.run == "thread":
+            call = partial(self._in_thread, job, call)
+        if job.context is not None:
+            for middleware in reversed(self._registry.middleware):
+                call = partial(middleware, job.context, call)
+        awaitable: Awaitable[Any] = call()
+        return awaitable
+
+    async def _in_thread(self, job: Job, call: Callable[[], Any]) -> Any:
+        future = self._threads.submit(partial(contextvars.copy_context().run, call))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if job.context is not None:
+                job.context.cancel()
+            if not future.done():
+                emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
+            raise
+
+    def _context(self, job: Job, definition: TaskDefinition) -> Context:
+        deadline = None
+        if definition.timeout is not None:
+            deadline = datetime.now(UTC) + timedelta(seconds=definition.timeout)
+        return Context(
+            task_id=str(job.task.id),
+            type=job.task.type,
+            attempt=job.task.attempts + 1,
+            max_attempts=job.task.max_attempts,
+            queue=job.task.queue,
+            worker_id=self._worker_id,
+            fence=job.claim.fence,
+            deadline=deadline,
+            state=self.state,
+        )
+
+    def _returned(self, definition: TaskDefinition, value: Any) -> AttemptOutcome:
+        if value is None or not definition.keep_result:
+            return Succeeded()
+        try:
+            what = f"result of task '{definition.name}'"
+            return Succeeded(encode_json(value, what=what, max_bytes=self._max_result_bytes))
+        except PayloadError as error:
+            return Failed(describe_exception(error), permanent=True)
+
+    def _raised(  # noqa: PLR0911 - one return per way to end
+        self, job: Job, definition: TaskDefinition, error: BaseException
+    ) -> AttemptOutcome | None:
+        match error:
+            case asyncio.CancelledError() if job.halt is Halt.CANCELLED:
+                return Cancelled(describe("Cancelled", job.halt_reason))
+            case asyncio.CancelledError() if job.halt is Halt.RELEASED:
+                return Released()
+            case LeaseLost():
+                return None
+            case Snooze(seconds=seconds) if _is_duration(seconds):
+                return Snoozed(float(seconds))
+            case RetryAfter(seconds=seconds) if _is_duration(seconds):
+                return Failed(
+                    describe("RetryAfter", error.reason or f"to be retried after {seconds:g} s"),
+                    retry_after=float(seconds),
+                )
+            case Fail(reason=reason):
+                return Failed(describe("Fail", str(reason)), permanent=True)
+            case TimeoutError() if definition.timeout is not None and not str(error):
+                return Failed(
+                    describe("TimeoutError", f"took longer than {definition.timeout:g} s", error)
+                )
+            case _:
+                return Failed(describe_exception(error))
+
+
+def _is_duration(seconds: Any) -> bool:
+    return isinstance(seconds, int | float) and math.isfinite(seconds) and 0 <= seconds < 1e9

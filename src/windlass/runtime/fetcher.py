@@ -1,0 +1,190 @@
+"""Free slots → claimed tasks."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Protocol
+from uuid import UUID
+
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
+from windlass.service import Stop
+from windlass.store.port import ChoreStore, ClaimStore, PulseStore
+from windlass.telemetry import emit
+
+LARGEST_CLAIM = 500
+LADDER = (500, 200, 100, 50, 10, 1)  # sizes of a claim
+GATHER = 0.005  # seconds to wait for more free slots while there is work
+SHORTEST_POLL = 0.02
+LONGEST_BACKOFF = 5.0
+LATE = 0.5  # seconds after which any worker promotes what the leader did not
+PROMOTE_BATCH = 1000
+
+
+class FetchStore(ClaimStore, PulseStore, ChoreStore, Protocol):
+    """What the fetcher asks of the store."""
+
+
+class Room(Protocol):
+    """What the worker can take, and how it is told of a claim."""
+
+    def wanted(self) -> int:
+        """How many tasks it would take now."""
+
+    def busy(self) -> int:
+        """How many tasks it holds."""
+
+    async def room(self) -> None:
+        """Wait until it would take at least one."""
+
+    async def emptied(self) -> None:
+        """Wait until it holds none."""
+
+    async def take(self, claim: Claim, asked_at: float) -> None:
+        """Accept a claim that was asked for at this moment of the monotonic clock."""
+
+
+class Fetcher:
+    """Claims tasks as slots come free; sleeps when there are none, and is woken or polls."""
+
+    def __init__(
+        self,
+        *,
+        store: FetchStore,
+        room: Room,
+        request: ClaimRequest,
+        poll: timedelta,
+        is_leader: Callable[[], bool],
+        went_idle: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._room = room
+        self._request = request
+        self._poll = poll.total_seconds()
+        self._is_leader = is_leader
+        self._went_idle = went_idle
+        self._wakened = asyncio.Event()
+        self._idle = False
+        self._pause = SHORTEST_POLL
+
+    @property
+    def worker_id(self) -> UUID:
+        """Whose claims these are."""
+        return self._request.worker_id
+
+    @property
+    def idle(self) -> bool:
+        """Whether enqueues should notify this worker."""
+        return self._idle
+
+    def wake(self) -> None:
+        """Look for work now instead of at the next poll."""
+        self._wakened.set()
+
+    async def run(self, stop: Stop) -> None:
+        """Claim until asked to stop."""
+        failures = 0
+        while not stop:
+            await self._until_room(stop)
+            if stop:
+                return
+            try:
+                await self._turn(stop)
+                failures = 0
+            except StoreUnavailable as error:
+                failures += 1
+                emit("store.unavailable", doing="claim", error=str(error))
+                backoff = min(0.1 * 2.0 ** min(failures, 10), LONGEST_BACKOFF)
+                await stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+    async def _until_room(self, stop: Stop) -> None:
+        """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
+        await _first(self._room.room(), stop.wait())
+        if self._room.busy() and self._room.wanted() < LADDER[2]:
+            await asyncio.sleep(GATHER)
+
+    async def _turn(self, stop: Stop) -> None:
+        wanted = max(1, min(self._room.wanted(), LARGEST_CLAIM))
+        size = next(step for step in LADDER if step <= wanted)
+        self._wakened.clear()  # before the look, so that what arrives during it is not missed
+        answer, asked_at = await self._claim(size)
+        found = 0 if answer.claim is None else len(answer.claim.tasks)
+        if answer.claim is not None:
+            await self._room.take(answer.claim, asked_at)
+        if answer.alone_waiting:
+            await self._claim_alone(stop)
+        if await self._promoted(answer) or found == size:
+            await self._set_idle(False)
+            self._pause = SHORTEST_POLL
+            return
+        if not self._idle:
+            # Registered first and looked again: an enqueue that checked before cannot be missed.
+            await self._set_idle(True)
+            return
+        if not found:
+            self._went_idle()
+        self._pause = SHORTEST_POLL if found else min(2 * self._pause, self._poll)
+        await self._sleep(answer, stop)
+
+    async def _sleep(self, answer: ClaimAnswer, stop: Stop) -> None:
+        pause = self._pause * random.uniform(0.75, 1.0)  # noqa: S311 - jitter
+        if answer.due_in is not None:
+            pause = min(pause, max(answer.due_in + (0 if self._is_leader() else LATE), 0.001))
+        await _first(self._wakened.wait(), stop.wait(pause))
+        if self._wakened.is_set():
+            self._pause = SHORTEST_POLL
+
+    async def _claim(self, size: int, *, alone: bool = False) -> tuple[ClaimAnswer, float]:
+        request = self._request
+        asked_at = time.monotonic()
+        answer = await self._store.claim(
+            ClaimRequest(
+                request.worker_id,
+                request.types,
+                size,
+                request.lease,
+                request.ageing,
+                request.queues,
+                alone,
+            )
+        )
+        return answer, asked_at
+
+    async def _claim_alone(self, stop: Stop) -> None:
+        """Run a suspect with nothing beside it, so that if it kills the worker it is found out.
+
+        It is claimed first: no other worker then empties itself for the same task.
+        """
+        answer, asked_at = await self._claim(LARGEST_CLAIM, alone=True)
+        claim = answer.claim
+        if claim is None:
+            return
+        if len(claim.tasks) > 1:
+            await self._room.take(claim, asked_at)
+            return
+        await _first(self._room.emptied(), stop.wait())
+        await self._room.take(claim, asked_at)
+        await _first(self._room.emptied(), stop.wait())
+
+    async def _promoted(self, answer: ClaimAnswer) -> bool:
+        """Make due tasks ready: the leader at once, any worker when that does not happen."""
+        if answer.due_in is None or answer.due_in > (0 if self._is_leader() else -LATE):
+            return False
+        return await self._store.promote(PROMOTE_BATCH) > 0
+
+    async def _set_idle(self, idle: bool) -> None:
+        if idle != self._idle:
+            await self._store.set_idle(self.worker_id, idle)
+            self._idle = idle
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait for whichever comes first."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

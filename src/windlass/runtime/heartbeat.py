@@ -1,0 +1,141 @@
+"""Keeps the leases of what the worker holds, from a thread and connection of its own."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+from windlass.model.errors import WindlassError
+from windlass.model.task import Pulse, WorkerInfo
+from windlass.store.port import Store
+from windlass.telemetry import emit
+
+MARGIN = 0.1  # part of a lease at whose end it is no longer trusted
+RETRY_EVERY = 1.0  # seconds, when the store could not be reached
+
+
+class Leases:
+    """Until when each claim may be trusted. Shared between the worker's and the heart's thread."""
+
+    def __init__(self, lease: timedelta) -> None:
+        self._trust = lease.total_seconds() * (1 - MARGIN)
+        self._lock = threading.Lock()
+        self._until: dict[UUID, float] = {}
+        self.running = 0
+        self.idle = False
+
+    def add(self, token: UUID, asked_at: float) -> None:
+        """Trust a claim from the moment it was asked for, not from when the answer came."""
+        with self._lock:
+            self._until[token] = asked_at + self._trust
+
+    def drop(self, token: UUID) -> None:
+        """Forget a claim that is settled or lost."""
+        with self._lock:
+            self._until.pop(token, None)
+
+    def tokens(self) -> list[UUID]:
+        """Return the claims that are held."""
+        with self._lock:
+            return list(self._until)
+
+    def extend(self, kept: frozenset[UUID], asked_at: float) -> None:
+        """Trust these claims for another lease."""
+        with self._lock:
+            for token in kept & self._until.keys():
+                self._until[token] = asked_at + self._trust
+
+    def expired(self, now: float) -> list[UUID]:
+        """Return the claims that may not be trusted any more."""
+        with self._lock:
+            return [token for token, until in self._until.items() if until <= now]
+
+
+class Heartbeat:
+    """A thread that beats: it goes on when a handler blocks the worker's event loop."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        worker: WorkerInfo,
+        leases: Leases,
+        lease: timedelta,
+        every: timedelta,
+        lost: Callable[[list[UUID]], None],
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._leases = leases
+        self._lease = lease
+        self._every = every.total_seconds()
+        self._lost = lost  # called in the heart's thread
+        self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+
+    async def start(self) -> None:
+        """Start beating, on a connection of its own."""
+        self._thread.start()
+        await asyncio.to_thread(self._ready.wait)
+
+    async def stop(self) -> None:
+        """Stop beating and give the connection back."""
+        if self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._ready.set()
+        store = self._store.beside()
+        pause = self._every
+        is_open = False
+        try:
+            while not await _within(self._stop, pause):
+                try:
+                    if not is_open:
+                        await store.open()
+                        is_open = True
+                    await self._beat(store)
+                    pause = self._every
+                except (WindlassError, TimeoutError) as error:
+                    emit("store.unavailable", doing="heartbeat", error=str(error))
+                    pause = min(RETRY_EVERY, self._every)
+                self._report_expired()
+        finally:
+            await store.close()
+
+    async def _beat(self, store: Store) -> None:
+        asked_at = time.monotonic()
+        tokens = self._leases.tokens()
+        pulse = Pulse(self._worker.id, tokens, self._lease, self._leases.running, self._leases.idle)
+        async with asyncio.timeout(self._lease.total_seconds() / 3):
+            answer = await store.pulse(pulse)
+            if not answer.registered:
+                await store.register(self._worker, lease=self._lease)
+        self._leases.extend(answer.kept, asked_at)
+        # A claim that was settled while the pulse was under way is not lost.
+        held = set(self._leases.tokens())
+        if lost := [token for token in tokens if token not in answer.kept and token in held]:
+            self._lost(lost)
+
+    def _report_expired(self) -> None:
+        if expired := self._leases.expired(time.monotonic()):
+            self._lost(expired)
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""A claimed task on its way along the street."""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+
+from windlass.context import Context
+from windlass.model.task import Claim, ClaimedTask, Fence
+
+
+class Halt(Enum):
+    """Why a handler was asked to stop before its end."""
+
+    LOST = "the lease is lost"  # whatever it returns is dropped
+    CANCELLED = "cancelled"
+    RELEASED = "the worker is shutting down"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One claimed task, from the claim to its settlement. Belongs to the worker's event loop."""
+
+    claim: Claim
+    task: ClaimedTask
+    received_at: float  # monotonic, when the claim's answer arrived
+    started_at: float | None = None  # monotonic
+    reported: bool = False  # the store may have it as running
+    report_confirmed: bool = False
+    halt: Halt | None = None
+    halt_reason: str = ""
+    runner: asyncio.Task[None] | None = None
+    context: Context | None = None
+
+    @property
+    def fence(self) -> Fence:
+        """What every write for this task shows."""
+        return Fence(self.claim.token, self.task.id, self.task.generation)
+
+    @property
+    def started_after(self) -> float | None:
+        """Seconds from the claim to the start, by the monotonic clock."""
+        return None if self.started_at is None else self.started_at - self.received_at
+
+    def stop(self, halt: Halt, reason: str = "") -> None:
+        """Ask the handler to give way. A lost lease overrides every other reason."""
+        if self.halt is None or halt is Halt.LOST:
+            self.halt, self.halt_reason = halt, reason or halt.value
+        if self.context is not None:
+            self.context.cancel()
+        if self.runner is not None:
+            self.runner.cancel()
