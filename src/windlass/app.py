@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Concatenate, Never, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import Any, Never, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 from uuid import UUID
 
@@ -22,15 +22,13 @@ from windlass.client import (
     TaskSet,
     enqueue_options,
     new_task_id,
-    task_options,
 )
-from windlass.context import Context
 from windlass.maintenance.chores import chores
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.task import Retention, WorkerInfo
 from windlass.portal import Portal
-from windlass.registry import Middleware, Registry, checked_name, define
+from windlass.registry import Middleware, Registry, checked_name
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
@@ -55,10 +53,11 @@ class _Opened:
     users: int = 0
 
 
-class App:
+class App(TaskSet):
     """An application: its tasks, and the store that holds them."""
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
+        super().__init__()
         self.settings = Settings.load(settings)
         self.url = _checked_url(url)
         self.registry = Registry()
@@ -73,24 +72,10 @@ class App:
 
     # Defining
 
-    @overload
-    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    @overload
-    def task(self, function: None = None, /, **options: Any) -> "_TaskDecorator": ...
-
-    def task(self, function: Any = None, /, **options: Any) -> Any:
-        """Define a task; used as `@app.task` or `@app.task(...)`."""
-        if function is None:
-            checked = task_options(options)
-            return lambda decorated: self._define(Task(define(decorated, checked)))
-        return self._define(Task(define(function, task_options(options))))
-
     def include(self, tasks: TaskSet) -> None:
         """Take in the tasks of a library."""
         for task in tasks.tasks:
-            self._define(task)
+            self._add(task)
 
     def middleware(self, function: MiddlewareT) -> MiddlewareT:
         """Wrap every handler: `async def f(ctx, call_next): return await call_next()`."""
@@ -107,10 +92,10 @@ class App:
         self._on_shutdown.append(function)
         return function
 
-    def _define(self, task: Task[..., Any]) -> Task[..., Any]:
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
         self.registry.add(task.definition)
         task.outlet = self
-        return task
+        return super()._add(task)
 
     # Enqueueing
 
@@ -360,15 +345,6 @@ class App:
             dead=timedelta(seconds=self.settings.dead_retention),
             keys=timedelta(seconds=self.settings.idempotency_retention),
         )
-
-
-class _TaskDecorator(Protocol):
-    """What `@app.task(...)` with options returns."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
 def _checked_url(url: str | None) -> str:

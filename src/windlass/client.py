@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 from windlass.codec import check_plain, decode_json
-from windlass.context import current_fence
+from windlass.context import Context, current_fence
 from windlass.model.errors import (
     ConfigurationError,
+    IdempotencyConflict,
     PayloadError,
     TaskCancelled,
     TaskFailed,
@@ -232,17 +233,37 @@ def enqueue_options(options: dict[str, Any]) -> EnqueueOptions:
         ) from None
 
 
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` with options returns."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
 class TaskSet:
     """Tasks of a library, for an application to include."""
 
     def __init__(self) -> None:
         self.tasks: list[Task[..., Any]] = []
 
-    def task(self, function: Any = None, **options: Any) -> Any:
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: None = None, /, **options: Any) -> TaskDecorator: ...
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
         """Define a task; used as `@tasks.task` or `@tasks.task(...)`."""
+        checked = task_options(options)
         if function is None:
-            return lambda decorated: self.task(decorated, **options)
-        task: Task[..., Any] = Task(define(function, task_options(options)))
+            return lambda decorated: self._add(Task(define(decorated, checked)))
+        return self._add(Task(define(function, checked)))
+
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+        """Take in a task; an application also registers it."""
         self.tasks.append(task)
         return task
 
@@ -286,9 +307,13 @@ class Client:
         if not tasks:
             return []
         detached = {call.options.detached for call in calls}
-        return await self._store.enqueue(
-            tasks, fence=None if detached == {True} else current_fence.get()
-        )
+        fence = None if detached == {True} else current_fence.get()
+        try:
+            return await self._store.enqueue(tasks, fence=fence)
+        except IdempotencyConflict as conflict:
+            if len(calls) == 1:
+                raise
+            raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
 
     async def enqueue_named(
         self, name: str, payload: dict[str, Any], options: EnqueueOptions

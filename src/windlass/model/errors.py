@@ -22,7 +22,9 @@ class TaskNotFound(WindlassError):  # noqa: N818 - the public name is fixed
 
 
 class IdempotencyConflict(WindlassError):  # noqa: N818 - the public name is fixed
-    """The idempotency key was used before with another payload."""
+    """The idempotency key was used before with another payload; nothing was written."""
+
+    index = 0  # of the task in the call
 
 
 class TaskFailed(WindlassError):  # noqa: N818 - the public name is fixed

@@ -52,8 +52,11 @@ class Executor:
             return Failed(describe_exception(error), permanent=True)
         current_fence.set(job.fence)
         try:
-            async with asyncio.timeout(definition.timeout):
+            if definition.timeout is None:
                 value = await self._call(job, definition, arguments)
+            else:
+                async with asyncio.timeout(definition.timeout):
+                    value = await self._call(job, definition, arguments)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             outcome = self._raised(job, definition, error)
         else:

@@ -1,4 +1,4 @@
-"""Tells the store which tasks run for longer than a second, and handlers that they are cancelled."""
+"""Tells the store which tasks run for a while, and handlers that they are cancelled."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from windlass.service import Stop
 from windlass.store.port import ClaimStore
 from windlass.telemetry import emit
 
-REPORT_EVERY = 1.0  # seconds; a task that ends sooner is never reported
+REPORT_EVERY = 0.5  # seconds; a task that ends sooner is never reported
 
 
 class Reporter:
@@ -27,7 +27,7 @@ class Reporter:
         self._lost = lost
 
     async def run(self, stop: Stop) -> None:
-        """Report about every second while anything runs for that long."""
+        """Report while anything runs for that long."""
         while not await stop.wait(REPORT_EVERY):
             try:
                 await self.report(self._long_running())

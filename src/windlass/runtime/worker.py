@@ -119,13 +119,18 @@ class Worker:
         """Ask to drain; asked again, insist: what still runs is given back at once."""
         if self._stopping:
             self._insisting.set()
+        self._draining = True  # at once: nothing is claimed or begun from here on
         self._stopping.set()
 
     async def run(
         self, *, until_idle: bool = False, started: Callable[[], None] | None = None
     ) -> None:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
-        await self._start()
+        try:
+            await self._start()
+        except BaseException:
+            await self._leave()
+            raise
         heartbeat = self._heartbeat()
         await heartbeat.start()
         stop_fetching, stop_services = Stop(), Stop()
@@ -292,14 +297,17 @@ class Worker:
     # From job to job
 
     def _run_waiting(self) -> None:
-        while self._waiting and len(self._running) < self._options.concurrency:
+        create_task = asyncio.get_running_loop().create_task
+        while (
+            self._waiting and not self._draining and len(self._running) < self._options.concurrency
+        ):
             job = self._waiting.popleft()
             self._waiting_bytes -= len(job.task.payload)
             if job.halt is Halt.LOST:
                 self._forget(job)
                 continue
             self._running.add(job)
-            job.runner = asyncio.create_task(self._run_job(job))
+            job.runner = create_task(self._run_job(job))
         self._leases.running = len(self._running)
 
     async def _run_job(self, job: Job) -> None:

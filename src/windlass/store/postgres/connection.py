@@ -19,7 +19,6 @@ from windlass.model.errors import (
 
 _OURS = {
     "WL001": LeaseLost,
-    "WL002": IdempotencyConflict,
     "WL003": WrongState,
     "WL004": NotLeader,
 }
@@ -40,8 +39,12 @@ def translated() -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         state = error.sqlstate or ""
+        if state == "WL002":
+            conflict = IdempotencyConflict(_said(error))
+            conflict.index = int(error.detail)
+            raise conflict from error
         if state in _OURS:
-            raise _OURS[state](_with_hint(error)) from error
+            raise _OURS[state](_said(error)) from error
         if state == "55P03":
             raise StoreBusy(f"somebody holds what this call needs: {error}") from error
         if state == "42501":
@@ -55,14 +58,19 @@ def translated() -> Iterator[None]:
         ) from error
 
 
-def _with_hint(error: asyncpg.PostgresError) -> str:
-    hint = getattr(error, "hint", None)
-    return f"{error}; {hint}" if hint else str(error)
+def _said(error: asyncpg.PostgresError) -> str:
+    return f"{error.message}; {error.hint}" if error.hint else str(error.message)
 
 
-def session_settings() -> dict[str, str]:
-    """Return what each of our sessions asks of the server."""
-    return {
+def _session(pooler: bool) -> dict[str, Any]:
+    """What each of our sessions asks of the server.
+
+    A pooler in transaction mode hands each transaction to another session, so none may keep
+    anything: no setting, no prepared statement.
+    """
+    if pooler:
+        return {"statement_cache_size": 0}
+    settings = {
         "application_name": "windlass",
         "idle_in_transaction_session_timeout": "60s",
         "jit": "off",  # compiling a plan costs more than running any of ours
@@ -70,26 +78,25 @@ def session_settings() -> dict[str, str]:
         "tcp_keepalives_interval": "10",
         "tcp_keepalives_count": "3",
     }
+    return {"server_settings": settings}
 
 
-async def connect(url: str, **options: Any) -> asyncpg.Connection:
-    """Open one connection outside any pool."""
-    with translated(), _checked(url):
-        return await asyncpg.connect(url, server_settings=session_settings(), **options)
+async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
+    """Open one connection outside any pool of ours."""
+    with translated(), _checked():
+        return await asyncpg.connect(url, **_session(pooler))
 
 
 async def create_pool(url: str, *, size: int, pooler: bool) -> asyncpg.Pool:
     """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
-    with translated(), _checked(url):
+    with translated(), _checked():
         return await asyncpg.create_pool(
             url,
-            min_size=1,
+            min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=0,
-            # A pooler hands each transaction to another session: none may keep anything.
-            statement_cache_size=0 if pooler else 100,
-            server_settings={} if pooler else session_settings(),
             reset=_keep_as_it_is,
+            **_session(pooler),
         )
 
 
@@ -98,7 +105,7 @@ async def _keep_as_it_is(_: asyncpg.Connection) -> None:
 
 
 @contextmanager
-def _checked(url: str) -> Iterator[None]:
+def _checked() -> Iterator[None]:
     try:
         yield
     except asyncpg.InvalidCatalogNameError as error:
@@ -108,5 +115,3 @@ def _checked(url: str) -> Iterator[None]:
         raise ConfigurationError(f"the database refuses the connection: {error}") from error
     except asyncpg.ClientConfigurationError as error:
         raise ConfigurationError(f"the database URL is not valid: {error}") from error
-    finally:
-        del url

@@ -9,6 +9,7 @@ import asyncpg
 
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.connection import connect, translated
+from windlass.store.sqlfiles import SqlFiles
 from windlass.telemetry import emit
 
 PROBE_EVERY = 5.0  # seconds without a sign of life before the connection is tried
@@ -18,9 +19,10 @@ REPAIR_AFTER = 1.0  # seconds between two attempts to connect again
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(self, url: str, channel: str) -> None:
+    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool) -> None:
         self._url = url
-        self._channel = channel
+        self._sql = sql
+        self._pooler = pooler
         self._connection: asyncpg.Connection | None = None
 
     @asynccontextmanager
@@ -38,13 +40,13 @@ class Listener:
                 self._connection.terminate()
 
     async def _connect(self, wake: Callable[[], None]) -> None:
-        self._connection = connection = await connect(self._url)
+        self._connection = connection = await connect(self._url, pooler=self._pooler)
 
         def notified(*_: Any) -> None:
             wake()
 
         with translated():
-            await connection.add_listener(self._channel, notified)
+            await connection.add_listener(self._sql.in_schema("windlass.wake"), notified)
 
     async def _keep(self, wake: Callable[[], None]) -> None:
         while True:
@@ -59,7 +61,7 @@ class Listener:
             await asyncio.sleep(PROBE_EVERY)
             try:
                 with translated():
-                    await connection.execute("", timeout=PROBE_EVERY)
+                    await connection.execute(self._sql.statement("probe"), timeout=PROBE_EVERY)
             except (StoreUnavailable, TimeoutError) as error:
                 connection.terminate()
                 emit("listener.lost", error=str(error))

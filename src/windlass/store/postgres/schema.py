@@ -12,13 +12,14 @@ MINIMUM_SERVER = 15
 class Schema:
     """What the code needs of the database, and what the database has."""
 
-    def __init__(self, url: str, sql: SqlFiles) -> None:
+    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool) -> None:
         self._url = url
+        self._pooler = pooler
         self._sql = sql
 
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
-        connection = await connect(self._url)
+        connection = await connect(self._url, pooler=self._pooler)
         try:
             with translated():
                 return await self._pending(connection)
@@ -27,7 +28,7 @@ class Schema:
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        connection = await connect(self._url)
+        connection = await connect(self._url, pooler=self._pooler)
         try:
             with translated():
                 self._check_server(connection)

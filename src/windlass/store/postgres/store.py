@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ import msgspec
 
 from windlass.model.errors import (
     ConfigurationError,
+    IdempotencyConflict,
     StoreUnavailable,
     TaskNotFound,
     WrongState,
@@ -82,7 +83,9 @@ class PostgresStore(Store):
     def __init__(self, options: PostgresOptions) -> None:
         self._options = options
         self._sql = SqlFiles(PACKAGE, options.schema)
-        self._schema = Schema(options.direct_url or options.url, self._sql)
+        self._direct = options.direct_url or options.url
+        self._direct_is_pooler = options.pooler and options.direct_url is None
+        self._schema = Schema(self._direct, self._sql, pooler=self._direct_is_pooler)
         self._run = Statements(self._sql)
         self._history = History(self._sql, self._run, options.retention)
         self._cursors = {False: LaneCursors(), True: LaneCursors()}
@@ -142,8 +145,9 @@ class PostgresStore(Store):
         async with self._run.transaction() as connection:
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
-                rows = await connection.fetch(text, *_enqueue_arguments(chunk, fence, repeated))
-                _mark_known(answers, rows, start)
+                arguments = _enqueue_arguments(chunk, fence, repeated)
+                with _counted_from(start):
+                    _mark_known(answers, await connection.fetch(text, *arguments), start)
         return answers
 
     async def type_defaults(self, name: str) -> TypeDefaults | None:
@@ -474,11 +478,11 @@ class PostgresStore(Store):
         async with self._led(leadership) as connection:
             dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
-        direct = await connect(self._options.direct_url or self._options.url)
+        direct = await connect(self._direct, pooler=self._direct_is_pooler)
         try:
             with translated():
                 partitions, waiting = await self._history.retain(
-                    direct, behind_pooler=self._options.pooler
+                    direct, behind_pooler=self._direct_is_pooler
                 )
         finally:
             await direct.close()
@@ -487,8 +491,8 @@ class PostgresStore(Store):
     # Wake
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        channel = self._sql.in_schema("windlass.wake")
-        return Listener(self._options.direct_url or self._options.url, channel).listening(wake)
+        listener = Listener(self._direct, self._sql, pooler=self._direct_is_pooler)
+        return listener.listening(wake)
 
     @asynccontextmanager
     async def _led(self, leadership: Leadership | None) -> AsyncIterator[asyncpg.Connection]:
@@ -546,6 +550,16 @@ def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int)
         # A repeated call finds the task that it created itself.
         mine = answers[start + place].id == task_id
         answers[start + place] = Enqueued(task_id, created=mine)
+
+
+@contextmanager
+def _counted_from(start: int) -> Iterator[None]:
+    try:
+        with translated():
+            yield
+    except IdempotencyConflict as conflict:
+        conflict.index += start
+        raise
 
 
 def _seconds(duration: timedelta | None) -> int | None:

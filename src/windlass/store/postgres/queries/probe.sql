@@ -1,0 +1,2 @@
+-- probe: whether the connection still answers.
+SELECT 1

@@ -1,0 +1,285 @@
+"""The command line as a user types it, in processes of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+APP = """
+import asyncio
+from windlass import App
+
+app = App()
+
+@app.task(queue="mail", priority="high", retry=3)
+async def send(to: str) -> str:
+    return f"sent to {to}"
+
+@app.task(retry=1)
+async def broken() -> None:
+    raise ValueError("it is broken")
+
+@app.task
+async def slow() -> str:
+    print("started", flush=True)
+    await asyncio.sleep(60)
+    return "done"
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, database_url: str) -> dict[str, str]:
+    (tmp_path / "shopping.py").write_text(APP)
+    return {
+        **os.environ,
+        "WINDLASS_DATABASE_URL": database_url,
+        "WINDLASS_APP": "shopping:app",
+        "WINDLASS_LEASE": "2",
+        "WINDLASS_HEARTBEAT": "0.5",
+        "WINDLASS_SWEEP": "0.2",
+        "WINDLASS_LEADER_TERM": "1",
+    }
+
+
+@pytest.fixture
+def windlass(tmp_path: Path, environment: dict[str, str]) -> Run:
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "windlass.cli", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def start_worker(
+    tmp_path: Path, environment: dict[str, str], *arguments: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "windlass.cli", "worker", "shopping:app", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(said: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not said():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def status(windlass: Run, task_id: str) -> str:
+    return str(json.loads(windlass("tasks", "show", task_id, "--json").stdout)[0]["status"])
+
+
+def test_a_task_enqueued_by_hand_is_done_by_a_worker_that_then_drains(
+    tmp_path: Path, environment: dict[str, str], windlass: Run
+) -> None:
+    task_id = windlass("enqueue", "shopping:app", "send", '{"to": "a"}').stdout.strip()
+    worker = start_worker(tmp_path, environment)
+    try:
+        wait_until(lambda: status(windlass, task_id) == "completed")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+    record = json.loads(windlass("tasks", "show", task_id, "--json").stdout)[0]
+    assert record["result"] == "sent to a"
+    assert (record["queue"], record["priority"], record["max_attempts"]) == ("mail", 20, 3)
+    assert json.loads(windlass("workers", "list", "--json").stdout) == []
+
+
+def test_a_killed_worker_s_running_task_is_taken_over_with_an_attempt_used(
+    tmp_path: Path, environment: dict[str, str], windlass: Run
+) -> None:
+    task_id = windlass("enqueue", "shopping:app", "slow").stdout.strip()
+    first = start_worker(tmp_path, environment)
+    second = None
+    try:
+        wait_until(lambda: status(windlass, task_id) == "running")
+        first.kill()
+        second = start_worker(tmp_path, environment)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "started\n"
+    finally:
+        for worker in (first, second):
+            if worker is not None:
+                worker.kill()
+                worker.communicate()
+
+    record = json.loads(windlass("tasks", "show", task_id, "--json").stdout)[0]
+    assert (record["attempts"], record["generation"]) == (1, 2)
+    assert [error["type"] for error in record["errors"]] == ["WorkerLost"]
+
+
+def test_a_second_signal_insists_and_the_task_goes_back(
+    tmp_path: Path, environment: dict[str, str], windlass: Run
+) -> None:
+    task_id = windlass("enqueue", "shopping:app", "slow").stdout.strip()
+    worker = start_worker(tmp_path, environment)
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "started\n"
+        worker.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(0.5)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+    record = json.loads(windlass("tasks", "show", task_id, "--json").stdout)[0]
+    assert (record["status"], record["attempts"]) == ("pending", 0)
+
+
+def test_a_worker_outlives_its_listener_and_still_drains_cleanly(
+    tmp_path: Path, environment: dict[str, str], windlass: Run, database_url: str
+) -> None:
+    worker = start_worker(tmp_path, environment)
+    try:
+        wait_until(lambda: "elected" in _read_line(worker))
+        asyncio.run(_cut_listeners(database_url))
+        task_id = windlass("enqueue", "shopping:app", "send", '{"to": "b"}').stdout.strip()
+        wait_until(lambda: status(windlass, task_id) == "completed")
+        wait_until(lambda: "listener.repaired" in _read_line(worker))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
+def _read_line(worker: subprocess.Popen[str]) -> str:
+    assert worker.stderr is not None
+    return worker.stderr.readline()
+
+
+async def _cut_listeners(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    cut = await connection.fetch(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+    )
+    await connection.close()
+    assert len(cut) == 1
+
+
+def test_bulk_verbs_act_on_ids_or_on_a_filter_and_can_be_tried_dry(windlass: Run) -> None:
+    ids = [
+        windlass("enqueue", "shopping:app", "send", '{"to": "x"}', "--tag", "old").stdout.strip()
+        for _ in range(2)
+    ]
+
+    dry = windlass("tasks", "cancel", "--tag", "old", "--dry-run").stdout
+    still = json.loads(windlass("tasks", "list", "--status", "pending", "--json").stdout)
+    windlass("tasks", "change", ids[0], "--priority", "critical", "--delay", "60")
+    windlass("tasks", "cancel", "--tag", "old", "--reason", "tidy")
+    cancelled = json.loads(windlass("tasks", "list", "--status", "cancelled", "--json").stdout)
+    windlass("tasks", "retry", *ids)
+    reopened = json.loads(windlass("tasks", "list", "--status", "pending", "--json").stdout)
+
+    assert all(task_id in dry for task_id in ids)
+    assert {task["id"] for task in still} == set(ids)
+    assert {task["last_error"] for task in cancelled} == {"tidy"}
+    assert {task["id"] for task in reopened} == set(ids)
+
+
+def test_queues_are_listed_paused_and_resumed(windlass: Run) -> None:
+    windlass("enqueue", "shopping:app", "send", '{"to": "x"}')
+    windlass("queues", "pause", "mail")
+    paused = json.loads(windlass("queues", "list", "--json").stdout)
+    windlass("queues", "resume", "mail")
+    resumed = json.loads(windlass("queues", "list", "--json").stdout)
+
+    assert (paused[0]["name"], paused[0]["paused"]) == ("mail", True)
+    assert (resumed[0]["paused"], resumed[0]["counts"]) == (False, {"pending": 1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["enqueue", "shopping:app", "send", "{nonsense"], 2, "not JSON"),
+        (["enqueue", "shopping:app", "send", '{"too": "a"}'], 1, "send"),
+        (["enqueue", "shopping:app", "send", '{"to": "a"}', "--priority", "urgent"], 2, "urgent"),
+        (["enqueue", "shopping:app", "send", '{"to": "a"}', "--at", "2030-01-01"], 2, "offset"),
+        (["worker", "nowhere:app"], 2, "nowhere"),
+        (["worker", "shopping"], 2, "package.module:name"),
+        (["worker", "shopping:send"], 2, "not a windlass App"),
+        (["worker", "shopping:app", "--queue", "mail:3"], 2, "weights"),
+        (["worker", "shopping:app", "--concurrency", "0"], 2, "concurrency"),
+        (["tasks", "show", "nonsense"], 1, "nonsense"),
+        (["tasks", "show", "01890000-0000-7000-8000-000000000000"], 1, "not known"),
+        (["tasks", "cancel"], 2, "by id or by filter"),
+        (["tasks", "change", "01890000-0000-7000-8000-000000000000"], 2, "nothing to change"),
+        (["tasks", "explain", "x"], 2, "not built yet"),
+        (["workers", "drain", "x"], 2, "not built yet"),
+        (["doctor"], 2, "not built yet"),
+        (["dead", "list"], 2, "not built yet"),
+        (["bogus"], 2, "bogus"),
+    ],
+)
+def test_wrong_usage_is_named_with_its_exit_code(
+    windlass: Run, arguments: list[str], code: int, said: str
+) -> None:
+    done = windlass(*arguments, code=code)
+
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_an_unknown_setting_in_the_environment_stops_every_command(
+    windlass: Run, environment: dict[str, str]
+) -> None:
+    environment["WINDLASS_LEESE"] = "5"
+
+    assert "WINDLASS_LEESE" in windlass("queues", "list", code=2).stderr
+
+
+def test_migrations_are_checked_printed_and_applied(
+    windlass: Run, environment: dict[str, str], empty_database_url: str
+) -> None:
+    environment["WINDLASS_DATABASE_URL"] = empty_database_url
+
+    pending = windlass("migrate", "--check", code=1).stdout
+    script = windlass("migrate", "--sql").stdout
+    applied = windlass("migrate").stdout
+
+    assert "pending: 0001_tables" in pending
+    assert "CREATE TABLE windlass.task" in script
+    assert "applied: 0001_tables" in applied
+    assert windlass("migrate", "--check").stdout == ""
+    assert windlass("migrate").stdout == ""
+
+
+def test_a_wrong_password_never_shows(windlass: Run, environment: dict[str, str]) -> None:
+    environment["WINDLASS_DATABASE_URL"] = "postgresql://user:hunter2@127.0.0.1:1/none"
+
+    done = windlass("queues", "list", code=1)
+
+    assert "hunter2" not in done.stderr
+    assert "cannot be reached" in done.stderr

@@ -1,0 +1,276 @@
+"""What the pages show is run: Python snippets, commands, SQL, the table of settings, the links."""
+
+import ast
+import asyncio
+import dataclasses
+import inspect
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from windlass import App, ConfigurationError, Context
+from windlass.cli.main import NOT_BUILT as COMMANDS_NOT_BUILT
+from windlass.client import NOT_BUILT as OPTIONS_NOT_BUILT
+from windlass.model.task import NewTask
+from windlass.settings import Settings
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WINDLASS = [sys.executable, "-c", "from windlass.cli import main; main(prog_name='windlass')"]
+TASK_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+
+
+class Block(NamedTuple):
+    """A part of a page to be run."""
+
+    line: int  # before the first line of the text
+    text: str
+
+
+def blocks(page: Path, language: str) -> Iterator[Block]:
+    """Yield fenced blocks; for Python also what `<!-- run: ... -->` hides from the reader."""
+    closing, start, found = "", 0, list[str]()
+    for number, line in enumerate(page.read_text().splitlines(), start=1):
+        if closing:
+            if line.strip() == closing:
+                yield Block(start, inspect.cleandoc("\n".join(found)) + "\n")
+                closing = ""
+            else:
+                found.append(line)
+        elif line.strip() == f"```{language}":
+            closing, start, found = "```", number, []
+        elif language == "python" and line.startswith("<!-- run:"):
+            start, found = number, [line.removeprefix("<!-- run:").removesuffix("-->").strip()]
+            if line.endswith("-->"):
+                yield Block(start - 1, found[0] + "\n")
+            else:
+                closing = "-->"
+    assert not closing, f"{page.name}, line {start}: is not closed"
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the arguments of every shown `windlass` command."""
+    shown = [line for block in blocks(page, "console") for line in block.text.splitlines()]
+    typed = [shlex.split(line.removeprefix("$ ")) for line in shown if line.startswith("$ ")]
+    return [words[1:] for words in typed if words[0] == "windlass"]
+
+
+def run_python(page: Path) -> None:
+    """Run the Python blocks of a page in order, in one namespace. In a process of its own."""
+    module = ModuleType("__main__")
+    sys.modules["__main__"] = module
+    with asyncio.Runner() as runner:
+        for block in blocks(page, "python"):
+            text = "\n" * block.line + block.text  # so that a traceback shows the page's lines
+            code = compile(text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(FunctionType(code, module.__dict__)())
+            else:
+                exec(code, module.__dict__)
+        for value in list(module.__dict__.values()):
+            if isinstance(value, App):
+                runner.run(value.close())
+
+
+def environment(database_url: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
+    return kept | {"WINDLASS_DATABASE_URL": database_url}
+
+
+@every_page
+def test_every_python_snippet_runs(page: Path, database_url: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, __file__, str(page)],
+        cwd=tmp_path,
+        env=environment(database_url),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@every_page
+def test_every_command_succeeds(page: Path, database_url: str, tmp_path: Path) -> None:
+    shown = commands(page)
+    shutil.copy(ROOT / "examples" / "shop.py", tmp_path)
+    first_task = next(blocks(ROOT / "README.md", "python"))
+    (tmp_path / "first.py").write_text(first_task.text)
+    asyncio.run(add_tasks(database_url, TASK_ID.findall(str(shown))))
+
+    for words in shown:
+        if words[0] in ("worker", "up"):
+            result = run_until_registered(words, database_url, tmp_path)
+        else:
+            result = subprocess.run(
+                [*WINDLASS, *words],
+                cwd=tmp_path,
+                env=environment(database_url),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert result.returncode == 0, f"windlass {shlex.join(words)}\n{result.stderr}"
+
+
+async def add_tasks(database_url: str, task_ids: list[str]) -> None:
+    """Enqueue the tasks whose ids a page mentions."""
+    store = PostgresStore(PostgresOptions(url=database_url))
+    await store.open()
+    await store.enqueue(
+        [
+            NewTask(UUID(task_id), "make_thumbnails", '{"picture": 1}', delay=86400)
+            for task_id in dict.fromkeys(task_ids)
+        ]
+    )
+    await store.close()
+
+
+def run_until_registered(
+    words: list[str], database_url: str, folder: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a worker, and ask it to stop once it is in the list of workers."""
+    worker = subprocess.Popen(
+        [*WINDLASS, *words],
+        cwd=folder,
+        env=environment(database_url),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        asyncio.run(registered(database_url, worker))
+        worker.send_signal(signal.SIGTERM)
+        _, errors = worker.communicate(timeout=60)
+    finally:
+        worker.kill()
+    return subprocess.CompletedProcess(words, worker.returncode, "", errors)
+
+
+async def registered(database_url: str, worker: subprocess.Popen[str]) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        deadline = time.monotonic() + 60
+        while worker.poll() is None and time.monotonic() < deadline:
+            # Idle: it has looked for work, so it is past its start.
+            if await connection.fetchval("SELECT EXISTS (SELECT FROM windlass.workers WHERE idle)"):
+                return
+            await asyncio.sleep(0.02)
+    finally:
+        await connection.close()
+
+
+@every_page
+async def test_every_sql_statement_runs(page: Path, database_url: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    name = await connection.fetchval("SELECT current_database()")
+    transaction = connection.transaction()  # roles belong to the whole server: none may stay
+
+    await transaction.start()
+    try:
+        for block in blocks(page, "sql"):
+            await connection.execute(block.text.replace("DATABASE shop", f"DATABASE {name}"))
+    finally:
+        await transaction.rollback()
+        await connection.close()
+
+
+@every_page
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {"#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    missing = [
+        link
+        for link in links
+        if (link not in anchors if link.startswith("#") else not (page.parent / link).exists())
+    ]
+
+    assert missing == []
+
+
+def test_the_table_of_settings_is_complete() -> None:
+    text = (ROOT / "docs" / "workers.md").read_text()
+    table = text.split("| setting |")[1].split("\n\n")[0]
+
+    rows = re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.MULTILINE)
+
+    shown = [(name, ast.literal_eval(default)) for name, default in rows]
+    assert shown == [(field.name, field.default) for field in dataclasses.fields(Settings)]
+
+
+async def noop() -> None: ...
+
+
+def plain() -> None: ...
+
+
+def context() -> Context:
+    return Context(
+        task_id="", type="", attempt=1, max_attempts=1, queue="", worker_id="", fence=1,
+        deadline=None, state=None,
+    )  # fmt: skip
+
+
+NOT_BUILT: dict[str, Callable[[App], Any]] = {
+    'run="process"': lambda app: app.task(run="process")(plain),
+    "limit=": lambda app: app.task(limit=3),
+    "ctx.progress()": lambda _: context().progress(1, 2),
+    "ctx.transaction()": lambda _: context().transaction(),
+    "ctx.complete()": lambda _: context().complete(1),
+    "ctx.complete_sync()": lambda _: context().complete_sync(1),
+    "handle.explain()": lambda app: asyncio.run(app.handle(UUID(int=7)).explain()),
+    "app.schedule()": lambda app: app.schedule(),
+    "app.queue()": lambda app: app.queue("mail"),
+    "app.workflow()": lambda app: app.workflow("etl"),
+    "app.saga()": lambda app: app.saga("trip"),
+    "mail:3": lambda app: asyncio.run(app.run_worker(until_idle=True, queues=["mail:3"])),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BUILT)
+def test_what_the_readme_says_is_missing_is_refused(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+
+    with pytest.raises(ConfigurationError, match="not built yet"):
+        NOT_BUILT[name](App("memory:"))
+
+
+@pytest.mark.parametrize("name", OPTIONS_NOT_BUILT)
+def test_options_the_readme_says_are_missing_are_refused(name: str) -> None:
+    task = App("memory:").task(noop)
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+
+    with pytest.raises(ConfigurationError, match="not built yet"):
+        asyncio.run(task.options(**{name: "x"}).enqueue())
+
+
+def test_the_pages_name_the_commands_that_are_missing() -> None:
+    missing = {*COMMANDS_NOT_BUILT, "tasks explain", "tasks history", "workers drain"}
+
+    for page in ("README.md", "docs/command-line.md"):
+        text = (ROOT / page).read_text()
+        assert [name for name in sorted(missing) if f"`{name}`" not in text] == []
+
+
+if __name__ == "__main__":
+    run_python(Path(sys.argv[1]))

@@ -1,0 +1,136 @@
+"""Workers are killed while they work; every task is counted in and out."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from windlass import App
+
+HERE = Path(__file__).parent
+WORKERS = 4
+SHORT = 40_000
+LONG = 60
+LEAST_HITS = 20
+DEADLINE = 300.0
+
+
+class Fleet:
+    """Worker processes, one of which is killed now and then and replaced."""
+
+    def __init__(self, url: str, log: Path) -> None:
+        self._log = log
+        self._environment = {**os.environ, "KILL_DATABASE_URL": url, "PYTHONPATH": str(HERE)}
+        self.processes = [self._start() for _ in range(WORKERS)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "windlass.cli", "worker", "kill_app:app"],
+                env=self._environment,
+                cwd=HERE,
+                stderr=log,
+            )
+
+    def kill(self, victim: int) -> None:
+        process = self.processes[victim]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        self.processes[victim] = self._start()
+
+    def stop(self) -> list[int]:
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        return [process.wait(60) for process in self.processes]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+REGISTERED = "SELECT count(*) FROM windlass.worker WHERE pid = ANY ($1)"
+HELD = """
+SELECT count(*) FROM windlass.worker w JOIN windlass.claim c ON c.worker_id = w.id
+WHERE w.pid = $1
+"""
+LEFT = "SELECT count(*) FROM windlass.task"
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(600)
+async def test_every_task_completes_exactly_once_while_workers_are_killed(
+    database_url: str, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"\nseed {seed}")
+    chance = random.Random(seed)
+    app = App(database_url)
+    sleeps = [chance.randint(1, 20) for _ in range(SHORT)]
+    async with app:
+        tasks = _tasks(app)
+        ids = {
+            handle.id
+            for handle in await app.enqueue_many(
+                [tasks[0].call(milliseconds=sleep) for sleep in sleeps]
+                + [tasks[1].options(priority="high").call(seconds=2.0) for _ in range(LONG)]
+            )
+        }
+    connection = await asyncpg.connect(database_url)
+    log = tmp_path / "workers.log"
+    fleet = Fleet(database_url, log)
+    kills = hits = 0
+    began = time.monotonic()
+    try:
+        while await connection.fetchval(LEFT) and time.monotonic() - began < DEADLINE:
+            await asyncio.sleep(1)  # the pace of the kills, not a wait for anything
+            victim = chance.randrange(WORKERS)
+            hits += bool(await connection.fetchval(HELD, fleet.processes[victim].pid))
+            fleet.kill(victim)
+            kills += 1
+        took = time.monotonic() - began
+        pids = [process.pid for process in fleet.processes]
+        while await connection.fetchval(REGISTERED, pids) < WORKERS:
+            await asyncio.sleep(0.05)
+        assert fleet.stop() == [0] * WORKERS, log.read_text()[-5000:]
+    finally:
+        fleet.end()
+
+    assert "Traceback" not in log.read_text()
+    ended = await connection.fetch(
+        "SELECT id::text, status::text, attempts, max_attempts, generation FROM windlass.tasks"
+    )
+    recovered = sum(row["generation"] > 1 for row in ended)
+    lost_attempts = sum(row["attempts"] - 1 for row in ended)
+    print(
+        f"{len(ids)} tasks in {took:.0f} s, {kills} kills, {hits} of them on claimed work, "
+        f"{recovered} tasks recovered, {lost_attempts} attempts lost with their worker"
+    )
+    assert len(ended) == len(ids)
+    assert {row["id"] for row in ended} == ids
+    assert {row["status"] for row in ended} == {"completed"}
+    assert all(row["attempts"] <= row["max_attempts"] for row in ended)
+    assert hits >= LEAST_HITS
+    assert recovered > 0
+    for place in ("ready", "scheduled", "claim", "claim_task", "running", "attempt"):
+        assert await connection.fetchval(f"SELECT count(*) FROM windlass.{place}") == 0, place
+    await connection.close()
+
+
+def _tasks(app: App):  # type: ignore[no-untyped-def]  # two tasks of different signatures
+    @app.task
+    async def short(milliseconds: int) -> int:
+        return milliseconds
+
+    @app.task(retry=30)
+    async def long(seconds: float) -> float:
+        return seconds
+
+    return short, long

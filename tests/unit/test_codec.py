@@ -1,0 +1,191 @@
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, TypedDict
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass import ConfigurationError, Context, PayloadError
+from windlass.codec import ArgumentCodec, check_plain, decode_json, encode_json
+
+LIMIT = 1000
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Size(TypedDict):
+    width: int
+
+
+@dataclass
+class Image:
+    name: str
+    taken: datetime
+
+
+@dataclass(eq=False)
+class Opaque:
+    name: str
+
+
+def codec(function: Any) -> ArgumentCodec:
+    return ArgumentCodec("resize", function)
+
+
+def through(function: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    one = codec(function)
+    return one.decode(one.encode(args, kwargs, max_bytes=LIMIT))
+
+
+def test_annotated_values_arrive_as_they_were_sent() -> None:
+    def function(
+        image: Image, colour: Colour, key: UUID, size: Size, names: set[str], opaque: Opaque
+    ) -> None: ...
+
+    sent = {
+        "image": Image("a", datetime(2026, 1, 2, tzinfo=UTC)),
+        "colour": Colour.RED,
+        "key": UUID(int=5),
+        "size": {"width": 3},
+        "names": {"a", "b"},
+        "opaque": Opaque("x"),
+    }
+
+    arrived = through(function, **sent)
+
+    assert arrived.pop("opaque").name == sent.pop("opaque").name  # type: ignore[attr-defined]  # it has one
+    assert arrived == sent
+
+
+def test_only_what_was_passed_is_in_the_payload() -> None:
+    def function(ctx: Context, image: str, width: int = 100) -> None: ...
+
+    assert codec(function).encode(("a",), {}, max_bytes=LIMIT) == '{"image":"a"}'
+    assert codec(function).context_name == "ctx"
+
+
+def test_positional_only_parameters_are_called_by_position() -> None:
+    def function(a: int, /, b: int) -> int:
+        return 10 * a + b
+
+    one = codec(function)
+
+    assert one.call(function, one.decode('{"a": 1, "b": 2}')) == 12
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((), {}, "missing"),
+        (("a", "b"), {}, "too many"),
+        ((1,), {}, "Expected `str`"),
+        (("a",), {"nonsense": 1}, "unexpected keyword"),
+        (("a\x00b",), {}, "NUL"),
+        (("\ud800",), {}, "resize"),
+        (("x" * LIMIT,), {}, "limit of 1000"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(
+    args: tuple[Any, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    def function(image: str) -> None: ...
+
+    with pytest.raises(PayloadError, match=message):
+        codec(function).encode(args, kwargs, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        (1, 2),
+        {1: "a"},
+        float("nan"),
+        float("inf"),
+        b"bytes",
+        [{1, 2}],
+        {"a": (1,)},
+        datetime(2026, 1, 2, tzinfo=UTC),
+        object(),
+    ],
+)
+def test_without_an_annotation_only_what_json_carries_faithfully_passes(value: Any) -> None:
+    def function(value: Any) -> None: ...
+
+    with pytest.raises(PayloadError, match="resize"):
+        codec(function).encode((value,), {}, max_bytes=LIMIT)
+    with pytest.raises(PayloadError, match="resize"):
+        check_plain("resize", {"value": value}, max_bytes=LIMIT)
+
+
+def test_a_list_nested_in_itself_is_refused() -> None:
+    def function(value: Any) -> None: ...
+
+    endless: list[Any] = []
+    endless.append(endless)
+
+    with pytest.raises(PayloadError):
+        codec(function).encode((endless,), {}, max_bytes=LIMIT)
+
+
+def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
+    text = encode_json("\\u0000", what="x", max_bytes=LIMIT)
+
+    assert decode_json(text) == "\\u0000"
+
+
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-(2**63), 2**63 - 1)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(alphabet=st.characters(exclude_characters="\x00", exclude_categories=["Cs"])),
+        lambda children: (
+            st.lists(children, max_size=3)
+            | st.dictionaries(
+                st.text(
+                    alphabet=st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
+                ),
+                children,
+                max_size=3,
+            )
+        ),
+        max_leaves=10,
+    )
+)
+def test_every_json_value_passes_unchanged(value: Any) -> None:
+    def function(value: Any) -> None: ...
+
+    one = codec(function)
+
+    assert one.decode(one.encode((value,), {}, max_bytes=10**6)) == {"value": value}
+
+
+def test_a_payload_that_does_not_fit_names_the_task() -> None:
+    def function(width: int) -> None: ...
+
+    for payload in ('{"width": "a"}', "{}", '{"width": 1, "more": 2}', "[]", "nonsense"):
+        with pytest.raises(PayloadError, match="task 'resize'"):
+            codec(function).decode(payload)
+
+
+def test_a_function_with_any_number_of_arguments_is_refused() -> None:
+    def many(*names: str) -> None: ...
+    def named(**names: str) -> None: ...
+
+    for function in (many, named):
+        with pytest.raises(ConfigurationError, match="name them"):
+            codec(function)
+
+
+def test_a_number_too_long_to_be_read_back_is_refused() -> None:
+    def function(value: Any) -> None: ...
+
+    with pytest.raises(PayloadError):
+        codec(function).encode((10**5000,), {}, max_bytes=10**6)

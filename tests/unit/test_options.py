@@ -1,0 +1,116 @@
+"""Bad input is refused with an error that names the thing, and nothing is written."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from windlass import App, ConfigurationError, PayloadError, WindlassError
+
+
+@pytest.fixture
+def app() -> App:
+    return App("memory:")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"queue": ""}, "queue"),
+        ({"queue": "a\nb"}, "queue"),
+        ({"queue": "x" * 201}, "queue"),
+        ({"queue": 5}, "queue"),
+        ({"priority": -1}, "priority"),
+        ({"priority": 101}, "priority"),
+        ({"priority": "urgent"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"priority": 1.5}, "priority"),
+        ({"delay": -1}, "delay"),
+        ({"delay": float("nan")}, "delay"),
+        ({"delay": float("inf")}, "delay"),
+        ({"delay": "soon"}, "delay"),
+        ({"delay": 1e12}, "delay"),
+        ({"at": datetime(2030, 1, 1)}, "at"),  # noqa: DTZ001 - naive on purpose
+        ({"at": "2030-01-01"}, "at"),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "exclude"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"idempotency_key": "x" * 201}, "idempotency_key"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"max_attempts": 10**9}, "max_attempts"),
+        ({"tags": "mail"}, "tags"),
+        ({"tags": ["a\x00"]}, "tag"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"expires": 5}, "expires"),
+        ({"ordering_key": "k"}, "ordering_key"),
+        ({"connection": object()}, "connection"),
+    ],
+)
+async def test_a_wrong_option_is_named_and_nothing_is_written(
+    app: App, options: dict[str, Any], named: str
+) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=named):
+        await work.options(**options).enqueue()
+    with pytest.raises(ConfigurationError, match=named):
+        await app.enqueue("work", {}, **options)
+
+    assert await (await app.store()).queues() == []
+
+
+@pytest.mark.parametrize("payload", [[1], "text", 5, {"a": {1}}, {1: 2}, {"a": float("nan")}])
+async def test_a_payload_by_name_must_be_an_object_that_json_carries(
+    app: App, payload: Any
+) -> None:
+    with pytest.raises(PayloadError, match="unknown"):
+        await app.enqueue("unknown", payload)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"run": "process"}, "process"),
+        ({"run": "thread"}, "coroutine"),
+        ({"run": "fiber"}, "fiber"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": -1}, "timeout"),
+        ({"retry": "often"}, "retry"),
+        ({"priority": "urgent"}, "priority"),
+        ({"retention": -1}, "retention"),
+        ({"limit": 3}, "limit"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"name": "a\tb"}, "name"),
+    ],
+)
+def test_a_wrong_task_option_is_named(app: App, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+
+        @app.task(**options)
+        async def work() -> None: ...
+
+
+@pytest.mark.parametrize("verb", ["schedule", "queue", "workflow", "saga"])
+def test_what_is_not_built_yet_says_so(app: App, verb: str) -> None:
+    with pytest.raises(ConfigurationError, match=verb):
+        getattr(app, verb)("x")
+
+
+async def test_a_sync_call_in_an_event_loop_names_its_twin(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    with pytest.raises(WindlassError, match="await enqueue"):
+        work.enqueue_sync()
+
+
+def test_sync_calls_work_without_an_event_loop(app: App) -> None:
+    @app.task
+    async def work(n: int) -> None: ...
+
+    handle = work.options(idempotency_key="k").enqueue_sync(1)
+
+    assert handle.get_sync().status == "pending"
+    assert app.enqueue_sync("work", {"n": 2}).created
+    assert len(app.enqueue_many_sync([work.call(3), work.call(4)])) == 2
+    assert handle.cancel_sync() is True

@@ -1,0 +1,48 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass import ConfigurationError, Retry
+from windlass.policy.retry import delay_before
+
+
+@pytest.mark.parametrize(
+    ("retry", "delays"),
+    [
+        (Retry(backoff="fixed", base=3, jitter="none"), [3, 3, 3]),
+        (Retry(backoff="linear", base=3, jitter="none"), [3, 6, 9]),
+        (Retry(backoff="exponential", base=3, jitter="none"), [3, 6, 12]),
+        (Retry(backoff="exponential", base=3, ceiling=10, jitter="none"), [3, 6, 10]),
+    ],
+)
+def test_each_backoff_grows_in_its_own_way(retry: Retry, delays: list[float]) -> None:
+    assert [delay_before(retry, attempt, 0.5) for attempt in (1, 2, 3)] == delays
+
+
+@given(attempt=st.integers(1, 30_000), draw=st.floats(0, 1, exclude_max=True))
+def test_full_jitter_stays_below_the_ceiling(attempt: int, draw: float) -> None:
+    assert 0 <= delay_before(Retry(), attempt, draw) <= Retry().ceiling
+
+
+def test_the_default_is_four_attempts_from_two_seconds_to_an_hour() -> None:
+    assert Retry() == Retry(4, "exponential", 2, 3600, "full")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": True},
+        {"max_attempts": 2.5},
+        {"max_attempts": 30_001},
+        {"backoff": "quadratic"},
+        {"jitter": "half"},
+        {"base": -1},
+        {"base": float("nan")},
+        {"ceiling": float("inf")},
+    ],
+)
+def test_a_wrong_value_is_named(wrong: dict[str, object]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=name):
+        Retry(**wrong)  # type: ignore[arg-type]  # on purpose

@@ -1,0 +1,62 @@
+from datetime import timedelta
+
+import pytest
+
+from windlass import App, ConfigurationError
+from windlass.settings import Settings
+
+
+def test_settings_come_from_arguments_then_the_environment_then_defaults() -> None:
+    environment = {"WINDLASS_LEASE": "60", "WINDLASS_CONCURRENCY": "7", "HOME": "/"}
+
+    settings = Settings.load({"concurrency": 9, "retention": timedelta(days=1)}, environment)
+
+    assert (settings.lease, settings.concurrency, settings.retention) == (60.0, 9, 86400.0)
+    assert settings.heartbeat == 10.0
+
+
+def test_an_unknown_variable_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="WINDLASS_LEESE"):
+        Settings.load({}, {"WINDLASS_LEESE": "60"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WINDLASS_LEASE", "soon"),
+        ("WINDLASS_CONCURRENCY", "1.5"),
+        ("WINDLASS_AUTO_MIGRATE", "perhaps"),
+        ("WINDLASS_LEASE", "nan"),
+        ("WINDLASS_CONCURRENCY", "0"),
+        ("WINDLASS_LEASE", "-1"),
+    ],
+)
+def test_an_invalid_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=name.removeprefix("WINDLASS_").lower() + "|" + name
+    ):
+        Settings.load({}, {name: value})
+
+
+def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="raise lease or lower heartbeat"):
+        App("memory:", lease=5, heartbeat=4)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="leese"):
+        App("memory:", leese=5)
+
+
+@pytest.mark.parametrize("schema", ["", "Windlass", "a b", "x;drop", "1a", "a" * 64, 'a"b'])
+def test_a_schema_name_that_would_need_quoting_is_refused(schema: str) -> None:
+    from windlass.store.sqlfiles import SqlFiles
+
+    with pytest.raises(ConfigurationError, match="schema"):
+        SqlFiles("windlass.store.postgres", schema)
+
+
+@pytest.mark.parametrize("url", ["mysql://x", "nonsense", "sqlite:///a", ""])
+def test_an_unknown_scheme_is_refused_by_the_app_itself(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="scheme"):
+        App(url)
