@@ -14,6 +14,7 @@ from windlass.store.postgres.embedded import EmbeddedServer
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 _numbers = itertools.count()
+pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
 TEMPLATE_LOCK = 7_463_519
 
 

@@ -1,6 +1,7 @@
 """The one shape of a background loop: it runs until it is asked to stop."""
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 
 
@@ -23,6 +24,16 @@ class Stop:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
         return self._event.is_set()
+
+
+async def first_of(*waits: Awaitable[object]) -> None:
+    """Wait for whichever comes first, and stop waiting for the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def stop_task(task: asyncio.Task[None]) -> None:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
-from windlass import App
+from windlass import App, Task
 
 HERE = Path(__file__).parent
 WORKERS = 4
@@ -124,7 +125,7 @@ async def test_every_task_completes_exactly_once_while_workers_are_killed(
     await connection.close()
 
 
-def _tasks(app: App):  # type: ignore[no-untyped-def]  # two tasks of different signatures
+def _tasks(app: App) -> tuple[Task[..., Any], Task[..., Any]]:
     @app.task
     async def short(milliseconds: int) -> int:
         return milliseconds

@@ -20,6 +20,7 @@ class Chore:
     every: float
     call: Callable[[Leadership], Awaitable[bool]]  # true: there is more to do at once
     due_at: float = 0.0  # monotonic
+    at_most: float = 1.0  # part of the time it may take: if it takes long it is done less often
 
     def is_due(self, now: float) -> bool:
         """Whether it is time."""
@@ -27,9 +28,13 @@ class Chore:
 
     async def run(self, leadership: Leadership) -> None:
         """Do it, and plan the next time."""
-        self.due_at = time.monotonic() + self.every
+        began = time.monotonic()
+        self.due_at = began + self.every
         if await self.call(leadership):
-            self.due_at = time.monotonic()
+            self.due_at = began
+            return
+        took = time.monotonic() - began
+        self.due_at = began + max(self.every, took / self.at_most)
 
 
 def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
@@ -72,7 +77,7 @@ def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
 
     return [
         Chore("rescue", sweep, rescue),
-        Chore("promote", sweep, promote),
+        Chore("promote", sweep, promote, at_most=1 / 20),
         Chore("remove-workers", sweep, remove_workers),
         Chore("tidy", 6 * sweep, tidy),
         Chore("prepare-history", 3600.0, prepare),

@@ -113,7 +113,7 @@ class ClaimAnswer(NamedTuple):
 
     claim: Claim | None
     alone_waiting: bool = False  # suspects wait: ask again with `alone`
-    due_in: float | None = None  # seconds until the next scheduled task is due; below 0 if late
+    due_in: float | None = None  # seconds until a scheduled task is due, from 2 s ago on
 
 
 class Outcome(StrEnum):

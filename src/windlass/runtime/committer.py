@@ -48,7 +48,8 @@ class Committer:
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            batch, self._waiting = self._waiting[:LARGEST_BATCH], self._waiting[LARGEST_BATCH:]
+            batch = self._waiting[:LARGEST_BATCH]
+            del self._waiting[:LARGEST_BATCH]
             await self._commit(batch)
 
     def close(self) -> None:

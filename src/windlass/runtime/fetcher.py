@@ -3,20 +3,20 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
-from windlass.service import Stop
+from windlass.service import Stop, first_of
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit
 
 LARGEST_CLAIM = 500
-LADDER = (500, 200, 100, 50, 10, 1)  # sizes of a claim
 GATHER = 0.005  # seconds to wait for more free slots while there is work
+ENOUGH = 100  # free slots that are worth a claim without waiting for more
 SHORTEST_POLL = 0.02
 LONGEST_BACKOFF = 5.0
 LATE = 0.5  # seconds after which any worker promotes what the leader did not
@@ -101,13 +101,12 @@ class Fetcher:
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
-        await _first(self._room.room(), stop.wait())
-        if self._room.busy() and self._room.wanted() < LADDER[2]:
+        await first_of(self._room.room(), stop.wait())
+        if self._room.busy() and self._room.wanted() < ENOUGH:
             await asyncio.sleep(GATHER)
 
     async def _turn(self, stop: Stop) -> None:
-        wanted = max(1, min(self._room.wanted(), LARGEST_CLAIM))
-        size = next(step for step in LADDER if step <= wanted)
+        size = max(1, min(self._room.wanted(), LARGEST_CLAIM))
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
         answer, asked_at = await self._claim(size)
         found = 0 if answer.claim is None else len(answer.claim.tasks)
@@ -132,7 +131,7 @@ class Fetcher:
         pause = self._pause * random.uniform(0.75, 1.0)  # noqa: S311 - jitter
         if answer.due_in is not None:
             pause = min(pause, max(answer.due_in + (0 if self._is_leader() else LATE), 0.001))
-        await _first(self._wakened.wait(), stop.wait(pause))
+        await first_of(self._wakened.wait(), stop.wait(pause))
         if self._wakened.is_set():
             self._pause = SHORTEST_POLL
 
@@ -164,27 +163,17 @@ class Fetcher:
         if len(claim.tasks) > 1:
             await self._room.take(claim, asked_at)
             return
-        await _first(self._room.emptied(), stop.wait())
+        await first_of(self._room.emptied(), stop.wait())
         await self._room.take(claim, asked_at)
-        await _first(self._room.emptied(), stop.wait())
+        await first_of(self._room.emptied(), stop.wait())
 
     async def _promoted(self, answer: ClaimAnswer) -> bool:
         """Make due tasks ready: the leader at once, any worker when that does not happen."""
         if answer.due_in is None or answer.due_in > (0 if self._is_leader() else -LATE):
             return False
-        return await self._store.promote(PROMOTE_BATCH) > 0
+        return await self._store.promote(PROMOTE_BATCH, just_due=True) > 0
 
     async def _set_idle(self, idle: bool) -> None:
         if idle != self._idle:
             await self._store.set_idle(self.worker_id, idle)
             self._idle = idle
-
-
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for whichever comes first."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

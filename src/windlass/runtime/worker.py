@@ -23,7 +23,7 @@ from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.reporter import REPORT_EVERY, Reporter
 from windlass.runtime.threads import Threads
-from windlass.service import Stop, stop_task
+from windlass.service import Stop, first_of, stop_task
 from windlass.store.port import Store
 from windlass.telemetry import emit
 
@@ -205,7 +205,7 @@ class Worker:
                 await self._stopping.wait()
                 return
             self._idle_seen.clear()
-            await _either(self._idle_seen.wait(), self._stopping.wait())
+            await first_of(self._idle_seen.wait(), self._stopping.wait())
             info = self._options.info
             if not self.busy() and not await self._store.has_work(info.types, info.queues):
                 return
@@ -213,13 +213,13 @@ class Worker:
     async def _finish_or_release(self, fetching: asyncio.Task[None]) -> None:
         """Give back what has not begun, wait for what has, and at the deadline give it back too."""
         self._draining = True
-        await _either(asyncio.shield(fetching), self._insisting.wait())
+        await first_of(asyncio.shield(fetching), self._insisting.wait())
         for job in list(self._waiting):
             self._end(job, Released())
         self._waiting.clear()
         try:
             async with asyncio.timeout(self._options.shutdown_timeout):
-                await _either(self._until_nothing_runs(), self._insisting.wait())
+                await first_of(self._until_nothing_runs(), self._insisting.wait())
         except TimeoutError:
             pass
         for job in list(self._running):
@@ -304,7 +304,7 @@ class Worker:
             job = self._waiting.popleft()
             self._waiting_bytes -= len(job.task.payload)
             if job.halt is Halt.LOST:
-                self._forget(job)
+                self._let_go(job.claim.token, 1)
                 continue
             self._running.add(job)
             job.runner = create_task(self._run_job(job))
@@ -317,7 +317,7 @@ class Worker:
         self._running.discard(job)
         self._ended += 1
         if outcome is None:
-            self._forget(job)
+            self._let_go(job.claim.token, 1)
         else:
             self._end(job, outcome)
         self._run_waiting()
@@ -343,12 +343,11 @@ class Worker:
 
     def _settled(self, batch: Sequence[Done]) -> None:
         self._unsettled -= len(batch)
-        for done in batch:
-            self._forget(done.job)
+        for token, tasks in Counter(done.settlement.token for done in batch).items():
+            self._let_go(token, tasks)
 
-    def _forget(self, job: Job) -> None:
-        token = job.claim.token
-        self._outstanding[token] -= 1
+    def _let_go(self, token: UUID, tasks: int) -> None:
+        self._outstanding[token] -= tasks
         if self._outstanding[token] <= 0:
             del self._outstanding[token]
             self._leases.drop(token)
@@ -397,12 +396,3 @@ class Worker:
 async def _call(hook: Callable[[], Any]) -> Any:
     result = hook()
     return await result if isinstance(result, Awaitable) else result
-
-
-async def _either(*waits: Awaitable[Any]) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

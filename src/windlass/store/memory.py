@@ -200,13 +200,13 @@ class MemoryStore:
         new: dict[UUID, NewTask] = {}
         keys: dict[tuple[str, str], UUID] = {}
         answers = []
-        for task in tasks:
+        for index, task in enumerate(tasks):
             first = task.id
             known = repeated and task.id in self._tasks
             if not known and task.idempotency_key is not None:
                 key = (task.type, task.idempotency_key)
                 first = keys.setdefault(key, self._keys.get(key, task.id))
-                self._check_same_payload(task, first, new)
+                self._check_same_payload(index, task, first, new)
             if not known and first == task.id:
                 new[task.id] = task
             answers.append(Enqueued(first, created=first == task.id))
@@ -219,16 +219,20 @@ class MemoryStore:
             self._place(entry, now)
         return answers
 
-    def _check_same_payload(self, task: NewTask, first: UUID, new: dict[UUID, NewTask]) -> None:
+    def _check_same_payload(
+        self, index: int, task: NewTask, first: UUID, new: dict[UUID, NewTask]
+    ) -> None:
         if first == task.id:
             return
         before = new[first] if first in new else self._tasks[first].asked
         if _comparable(before.payload) != _comparable(task.payload):
-            raise IdempotencyConflict(
+            conflict = IdempotencyConflict(
                 f"task type {task.type!r}, idempotency key {task.idempotency_key!r}: "
                 f"task {first} was enqueued with another payload; "
                 "use another key for another payload",
             )
+            conflict.index = index
+            raise conflict
 
     @_transaction
     async def type_defaults(self, name: str) -> TypeDefaults | None:
@@ -320,8 +324,8 @@ class MemoryStore:
         )
 
     def _due_in(self, now: datetime) -> float | None:
-        due = min((task.scheduled_for for task in self._scheduled.values()), default=None)
-        return None if due is None else (due - now).total_seconds()
+        waits = [(task.scheduled_for - now).total_seconds() for task in self._scheduled.values()]
+        return min((wait for wait in waits if wait > -2), default=None)
 
     def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[_Lane]:
         for lane in self._ready:
@@ -601,7 +605,13 @@ class MemoryStore:
             raise NotLeader(f"term {leadership.term} is over")
 
     @_transaction
-    async def promote(self, limit: int, *, leadership: Leadership | None = None) -> int:
+    async def promote(
+        self,
+        limit: int,
+        *,
+        leadership: Leadership | None = None,
+        just_due: bool = False,  # noqa: ARG002 - only a hint
+    ) -> int:
         """Make up to `limit` due tasks ready, oldest first."""
         if leadership is not None:
             self._assert_leader(leadership)

@@ -164,8 +164,13 @@ class LeadStore(Protocol):
 class ChoreStore(Protocol):
     """What the leader does. A call that shows a term that is over raises `NotLeader`."""
 
-    async def promote(self, limit: int, *, leadership: Leadership | None = None) -> int:
-        """Make up to `limit` due tasks ready; without a leadership when the leader is late."""
+    async def promote(
+        self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False
+    ) -> int:
+        """Make up to `limit` due tasks ready; without a leadership when the leader is late.
+
+        With `just_due` a store may pass over what has been due for longer than two seconds.
+        """
 
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
         """Return the tasks of up to `limit` expired claims.

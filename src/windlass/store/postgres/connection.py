@@ -72,6 +72,7 @@ def _session(pooler: bool) -> dict[str, Any]:
         return {"statement_cache_size": 0}
     settings = {
         "application_name": "windlass",
+        "default_transaction_isolation": "read committed",  # every statement relies on it
         "idle_in_transaction_session_timeout": "60s",
         "jit": "off",  # compiling a plan costs more than running any of ours
         "tcp_keepalives_idle": "30",

@@ -1,6 +1,6 @@
 """Where a worker's reading of each lane has got to, so that no claim walks over dead entries."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +65,11 @@ class LaneCursors:
         self._bounds.update(self._lowered)
         self._lowered.clear()
         return self._bounds, list(self._late)
+
+    @property
+    def bounds(self) -> Mapping[int, Key]:
+        """The bounds as they are, for whoever looks behind them."""
+        return self._bounds
 
     def advance(
         self,

@@ -68,6 +68,8 @@ class History:
             except (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError):
                 waiting.append(name)
                 break  # only one partition at a time can be between attached and detached
+            except (asyncpg.UndefinedTableError, asyncpg.ObjectNotInPrerequisiteStateError):
+                continue  # another leader was here: it is gone, or on its way
         return dropped, waiting
 
     async def _detach(

@@ -134,6 +134,17 @@ class PostgresStore(Store):
         fence: Fence | None = None,
         repeated: bool = False,
     ) -> list[Enqueued]:
+        try:
+            return await self._enqueue(tasks, fence, repeated)
+        except asyncpg.UniqueViolationError:
+            if not repeated:
+                raise
+            # The first call was still under way; now it has ended and can be seen.
+            return await self._enqueue(tasks, fence, repeated)
+
+    async def _enqueue(
+        self, tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
+    ) -> list[Enqueued]:
         answers = [Enqueued(task.id, created=True) for task in tasks]
         if len(tasks) <= ENQUEUE_CHUNK:
             rows = await self._run.fetch(
@@ -143,12 +154,29 @@ class PostgresStore(Store):
             return answers
         text = self._sql.statement("enqueue_tasks")
         async with self._run.transaction() as connection:
+            await self._reserve_keys(connection, tasks)
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
                 arguments = _enqueue_arguments(chunk, fence, repeated)
                 with _counted_from(start):
                     _mark_known(answers, await connection.fetch(text, *arguments), start)
         return answers
+
+    async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:
+        """Take all keys of a large call in one order, or two such calls could deadlock."""
+        keyed = sorted(
+            (task for task in tasks if task.idempotency_key is not None),
+            key=lambda task: (task.type, task.idempotency_key),
+        )
+        for start in range(0, len(keyed), ENQUEUE_CHUNK):
+            chunk = keyed[start : start + ENQUEUE_CHUNK]
+            await connection.execute(
+                self._sql.statement("reserve_keys"),
+                [task.id for task in chunk],
+                [task.type for task in chunk],
+                [task.payload for task in chunk],
+                [task.idempotency_key for task in chunk],
+            )
 
     async def type_defaults(self, name: str) -> TypeDefaults | None:
         rows = await self._run.fetch("read_type", name)
@@ -239,7 +267,7 @@ class PostgresStore(Store):
             pause = LOOK_AGAIN_AFTER if again else max(LOOK_BEHIND_EVERY, 20 * took)
 
     async def _look_behind_once(self, cursors: LaneCursors) -> bool:
-        bounds, _ = cursors.begin()
+        bounds = cursors.bounds
         if not bounds:
             return False
         rows = await self._run.fetch(
@@ -270,10 +298,21 @@ class PostgresStore(Store):
             return answers
         # Sorted, so that two settlements that meet take their tasks in the same order.
         order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
-        columns = zip(*(settlements[place] for place in order), strict=True)
+        tokens, ids, generations, outcomes, after, *rest = (
+            list(column) for column in zip(*(settlements[place] for place in order), strict=True)
+        )
+        results, delays, errors, reported = rest
         kept = self._options.retention
         arguments = (
-            *(list(column) for column in columns),
+            tokens,
+            ids,
+            generations,
+            outcomes,
+            after,
+            _used(results),
+            delays if any(delays) else None,
+            _used(errors),
+            reported if any(reported) else None,
             kept.ended,
             kept.dead,
             kept.keys,
@@ -440,9 +479,12 @@ class PostgresStore(Store):
 
     # Chores
 
-    async def promote(self, limit: int, *, leadership: Leadership | None = None) -> int:
+    async def promote(
+        self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False
+    ) -> int:
         async with self._led(leadership) as connection:
-            return int(await connection.fetchval(self._sql.statement("promote_due"), limit))
+            text = self._sql.statement("promote_due")
+            return int(await connection.fetchval(text, limit, not just_due))
 
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
         kept = self._options.retention
@@ -465,9 +507,10 @@ class PostgresStore(Store):
             came_back = await connection.fetch(self._sql.statement("list_returned_cancellations"))
             dropped = await connection.execute(self._sql.statement("drop_answered_cancellations"))
             doubles = await connection.execute(self._sql.statement("drop_double_lanes"))
+            late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
         for task_id, reason in came_back:
             await self.cancel(task_id, reason)
-        return len(came_back) + _row_count(dropped) + _row_count(doubles)
+        return len(came_back) + sum(map(_row_count, (dropped, doubles, late)))
 
     async def prepare_history(self, *, leadership: Leadership) -> int:
         async with self._led(leadership):

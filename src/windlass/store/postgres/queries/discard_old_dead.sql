@@ -4,7 +4,7 @@ WITH removing AS MATERIALIZED (
 ), old AS MATERIALIZED (
     SELECT d.id
     FROM removing, windlass.dead d
-    WHERE d.drop_on < (windlass.clock() AT TIME ZONE 'UTC')::date
+    WHERE d.drop_on < (SELECT (windlass.clock() AT TIME ZONE 'UTC')::date)
     ORDER BY d.drop_on
     LIMIT $1
     FOR UPDATE OF d SKIP LOCKED

@@ -1,0 +1,104 @@
+"""PostgreSQL answers as the executable specification does, whatever is asked of both."""
+
+import asyncio
+import os
+import random
+from collections.abc import Coroutine, Iterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+import asyncpg
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from contract.postgres_clock import PostgresClock
+from contract.store_machine import machine_for
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+T = TypeVar("T")
+
+EXAMPLES = int(os.environ.get("STORE_MACHINE_EXAMPLES", "500"))
+SEED = int(os.environ.get("STORE_MACHINE_SEED", str(random.getrandbits(32))))
+
+# Deleting a few rows is faster than truncating tables. What the triggers refuse is allowed here.
+EMPTY = """
+SET session_replication_role = replica;
+DELETE FROM windlass.task;
+DELETE FROM windlass.ready;
+DELETE FROM windlass.scheduled;
+DELETE FROM windlass.lane;
+DELETE FROM windlass.claim;
+DELETE FROM windlass.claim_task;
+DELETE FROM windlass.running;
+DELETE FROM windlass.cancel_request;
+DELETE FROM windlass.attempt;
+DELETE FROM windlass.history;
+DELETE FROM windlass.dead;
+DELETE FROM windlass.idempotency;
+DELETE FROM windlass.queue;
+DELETE FROM windlass.task_type;
+DELETE FROM windlass.worker;
+DELETE FROM windlass.worker_pulse;
+UPDATE windlass.leadership SET holder = NULL, expires_at = '-infinity';
+SET session_replication_role = DEFAULT;
+"""
+
+
+class PostgresSubject:
+    """One database, one store and one event loop for all examples."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = asyncio.new_event_loop()
+        self.store = PostgresStore(PostgresOptions(url=url))
+
+    def open(self) -> None:
+        self.run(self.store.open())
+        self._clock = self.run(PostgresClock.install(self._url))
+        self._connection: asyncpg.Connection = self.run(_connect(self._url))
+
+    def close(self) -> None:
+        self.run(self._connection.close())
+        self.run(self._clock.close())
+        self.run(self.store.close())
+        self._loop.close()
+
+    def reset(self) -> None:
+        self.run(self._connection.execute(EMPTY))
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._loop.run_until_complete(call)
+
+    def set_clock(self, now: datetime) -> None:
+        self.run(self._clock.freeze(now))
+
+
+async def _connect(url: str) -> asyncpg.Connection:
+    return await asyncpg.connect(url)
+
+
+@pytest.fixture
+def postgres_subject(database_url: str) -> Iterator[PostgresSubject]:
+    subject = PostgresSubject(database_url)
+    subject.open()
+    yield subject
+    subject.close()
+
+
+@pytest.mark.timeout(600)
+def test_postgres_and_the_model_give_the_same_answers(postgres_subject: PostgresSubject) -> None:
+    print(f"STORE_MACHINE_SEED={SEED}")
+    machine = hypothesis.seed(SEED)(machine_for(postgres_subject))
+
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=28,
+            deadline=None,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
