@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
-from windlass.testing.store_contract import StoreContract
+from windlass.testing import StoreContract
 
 
 class TestMemoryStore(StoreContract):

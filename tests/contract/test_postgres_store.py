@@ -7,7 +7,7 @@ import pytest
 from contract.postgres_clock import PostgresClock
 from windlass.store.port import Store
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
-from windlass.testing.store_contract import StoreContract
+from windlass.testing import StoreContract
 
 
 class TestPostgresStore(StoreContract):

@@ -6,11 +6,10 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from itertools import count, islice
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
 from windlass.model.errors import (
@@ -29,7 +28,6 @@ from windlass.model.task import (
     Change,
     Claim,
     ClaimAnswer,
-    ClaimedTask,
     ClaimRequest,
     Ended,
     Enqueued,
@@ -53,57 +51,22 @@ from windlass.model.task import (
     WorkerInfo,
     WorkerRecord,
 )
+from windlass.store.memory.state import (
+    ClaimEntry,
+    LaneKey,
+    TaskEntry,
+    WorkerEntry,
+    after,
+    claimed_task,
+    comparable,
+    matches,
+    task_record,
+    worker_record,
+)
 
 _COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
 _USES_AN_ATTEMPT = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.DEAD, Outcome.RETRIED})
 _DEAD = frozenset({TaskState.FAILED, TaskState.DEAD})
-
-
-class _Lane(NamedTuple):
-    queue: str
-    type: str
-    priority: int
-    kind: LaneKind
-
-
-@dataclass(slots=True)
-class _Task:
-    asked: NewTask
-    queue: str
-    priority: int
-    created_at: datetime
-    scheduled_for: datetime  # while it is ready: since when
-    status: TaskState = TaskState.PENDING
-    kind: LaneKind = LaneKind.NORMAL
-    attempts: int = 0
-    recoveries: int = 0
-    generation: int = 1
-    settled_by: Fence | None = None  # the last settlement: answers a repeated one
-    cancel_reason: str | None = None  # asked of the worker that has it
-    worker_id: UUID | None = None
-    claimed_at: datetime | None = None
-    started_at: datetime | None = None
-    completed_at: datetime | None = None
-    result: str | None = None
-    last_error: str | None = None  # of an ended task
-    errors: list[dict[str, Any]] = field(default_factory=list)
-    drop_on: date = date.max
-
-    @property
-    def lane(self) -> _Lane:
-        return _Lane(self.queue, self.asked.type, self.priority, self.kind)
-
-
-@dataclass(slots=True)
-class _Claim:
-    fence: int
-    expires_at: datetime
-    held: dict[UUID, int]  # task id → the generation that was claimed
-
-
-class _Worker(NamedTuple):
-    record: WorkerRecord
-    lease: timedelta
 
 
 _P = ParamSpec("_P")
@@ -142,14 +105,16 @@ class MemoryStore:
         self._retention = retention
         self._clock = clock
         self._lock = threading.RLock()
-        self._tasks: dict[UUID, _Task] = {}
-        self._ready: dict[_Lane, dict[UUID, _Task]] = {}  # each lane in order of becoming ready
-        self._scheduled: dict[UUID, _Task] = {}
-        self._claims: dict[UUID, _Claim] = {}
+        self._tasks: dict[UUID, TaskEntry] = {}
+        self._ready: dict[
+            LaneKey, dict[UUID, TaskEntry]
+        ] = {}  # each lane in order of becoming ready
+        self._scheduled: dict[UUID, TaskEntry] = {}
+        self._claims: dict[UUID, ClaimEntry] = {}
         self._keys: dict[tuple[str, str], UUID] = {}
         self._paused: set[str] = set()
         self._types: dict[str, TypeDefaults] = {}
-        self._workers: dict[UUID, _Worker] = {}
+        self._workers: dict[UUID, WorkerEntry] = {}
         self._leader: Leadership | None = None
         self._term = 0
         self._term_ends_at = datetime.min.replace(tzinfo=UTC)
@@ -193,7 +158,6 @@ class MemoryStore:
         fence: Fence | None = None,
         repeated: bool = False,
     ) -> list[Enqueued]:
-        """Add all tasks or none, and answer in their order."""
         if fence is not None and self._held(fence) is None:
             raise LeaseLost(f"task {fence.task_id}: the lease is lost")
         # Decide on all before adding any: a conflict in the last must leave no trace.
@@ -214,7 +178,7 @@ class MemoryStore:
         now = self._clock()
         for task in new.values():
             due = task.at or now + timedelta(seconds=task.delay)
-            entry = _Task(task, task.queue, task.priority, now, max(now, due))
+            entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
             self._tasks[task.id] = entry
             self._place(entry, now)
         return answers
@@ -225,7 +189,7 @@ class MemoryStore:
         if first == task.id:
             return
         before = new[first] if first in new else self._tasks[first].asked
-        if _comparable(before.payload) != _comparable(task.payload):
+        if comparable(before.payload) != comparable(task.payload):
             conflict = IdempotencyConflict(
                 f"task type {task.type!r}, idempotency key {task.idempotency_key!r}: "
                 f"task {first} was enqueued with another payload; "
@@ -236,15 +200,13 @@ class MemoryStore:
 
     @_transaction
     async def type_defaults(self, name: str) -> TypeDefaults | None:
-        """Return what a worker registered for this type, if any did."""
         return self._types.get(name)
 
     @_transaction
     async def register_types(self, types: Sequence[TypeDefaults]) -> None:
-        """Make types known; the last registration wins."""
         self._types.update((each.name, each) for each in types)
 
-    def _place(self, task: _Task, now: datetime) -> None:
+    def _place(self, task: TaskEntry, now: datetime) -> None:
         if task.scheduled_for > now:
             task.status = TaskState.SCHEDULED
             self._scheduled[task.asked.id] = task
@@ -253,24 +215,26 @@ class MemoryStore:
             self._ready.setdefault(task.lane, {})[task.asked.id] = task
         self._has_news = True
 
-    def _take_ready(self, task: _Task) -> None:
+    def _take_ready(self, task: TaskEntry) -> None:
         lane = self._ready[task.lane]
         del lane[task.asked.id]
         if not lane:
             del self._ready[task.lane]
 
-    def _take_waiting(self, task: _Task) -> bool:
+    def _take_waiting(self, task: TaskEntry) -> bool:
         if task.status is TaskState.PENDING:
             self._take_ready(task)
         return task.status is TaskState.PENDING or bool(self._scheduled.pop(task.asked.id, None))
 
-    def _give_back(self, task: _Task, kind: LaneKind, now: datetime) -> None:
+    def _give_back(self, task: TaskEntry, kind: LaneKind, now: datetime) -> None:
         task.generation += 1
         task.kind = LaneKind.ALONE if task.recoveries >= RECOVERIES_BEFORE_ALONE else kind
         task.worker_id = task.claimed_at = task.started_at = None
         self._place(task, now)
 
-    def _end(self, task: _Task, status: TaskState, last_error: str | None, now: datetime) -> None:
+    def _end(
+        self, task: TaskEntry, status: TaskState, last_error: str | None, now: datetime
+    ) -> None:
         keep = task.asked.retention
         if keep is None:
             keep = self._retention.dead if status in _DEAD else self._retention.ended
@@ -282,7 +246,7 @@ class MemoryStore:
         task.cancel_reason = None
         task.drop_on = (now + keep).astimezone(UTC).date()
 
-    def _note_failure(self, task: _Task, error: dict[str, Any], now: datetime) -> None:
+    def _note_failure(self, task: TaskEntry, error: dict[str, Any], now: datetime) -> None:
         """Keep the error of the attempt that has just been counted."""
         noted = {
             "attempt": task.attempts,
@@ -293,7 +257,7 @@ class MemoryStore:
         }
         task.errors.append(error | noted)
 
-    def _held(self, fence: Fence) -> _Task | None:
+    def _held(self, fence: Fence) -> TaskEntry | None:
         """Return the task if its claim is there and the generation is the one that was claimed."""
         claim = self._claims.get(fence.token)
         if claim is None or claim.held.get(fence.task_id) != fence.generation:
@@ -302,9 +266,8 @@ class MemoryStore:
 
     @_transaction
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        """Grant up to `limit` ready tasks of the worker's types and queues under one lease."""
 
-        def rank(lane: _Lane) -> tuple[Any, ...]:
+        def rank(lane: LaneKey) -> tuple[Any, ...]:
             head = next(iter(self._ready[lane].values()))
             aged = head.scheduled_for - lane.priority * request.ageing
             return aged, -lane.priority, lane.queue, lane.type, -lane.kind
@@ -313,7 +276,7 @@ class MemoryStore:
         lanes = sorted(self._lanes(request.types, request.queues), key=rank)
         suspects = [lane for lane in lanes if lane.kind is LaneKind.ALONE]
         limit = self._alone_limit(suspects, request.limit) if request.alone else request.limit
-        chosen: list[_Task] = []
+        chosen: list[TaskEntry] = []
         for lane in lanes:
             if (lane.kind is LaneKind.ALONE) is request.alone:
                 chosen.extend(islice(self._ready[lane].values(), limit - len(chosen)))
@@ -327,13 +290,13 @@ class MemoryStore:
         waits = [(task.scheduled_for - now).total_seconds() for task in self._scheduled.values()]
         return min((wait for wait in waits if wait > -2), default=None)
 
-    def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[_Lane]:
+    def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[LaneKey]:
         for lane in self._ready:
             is_asked_for = lane.type in types and (queues is None or lane.queue in queues)
             if is_asked_for and lane.queue not in self._paused:
                 yield lane
 
-    def _alone_limit(self, suspects: list[_Lane], limit: int) -> int:
+    def _alone_limit(self, suspects: list[LaneKey], limit: int) -> int:
         waiting = sum(
             len(tasks) for lane, tasks in self._ready.items() if lane.kind is LaneKind.ALONE
         )
@@ -342,7 +305,7 @@ class MemoryStore:
         first = next(iter(self._ready[suspects[0]].values()))
         return max(1, limit >> (first.recoveries - 1))
 
-    def _grant(self, tasks: list[_Task], request: ClaimRequest, now: datetime) -> Claim:
+    def _grant(self, tasks: list[TaskEntry], request: ClaimRequest, now: datetime) -> Claim:
         token = uuid4()
         fence = next(self._fences)
         for task in tasks:
@@ -351,12 +314,11 @@ class MemoryStore:
             task.worker_id = request.worker_id
             task.claimed_at = now
         held = {task.asked.id: task.generation for task in tasks}
-        self._claims[token] = _Claim(fence, now + request.lease, held)
-        return Claim(token, fence, tuple(map(_claimed_task, tasks)), request.alone)
+        self._claims[token] = ClaimEntry(fence, now + request.lease, held)
+        return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone)
 
     @_transaction
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
-        """Record tasks as running and return the ids of those whose claim is lost."""
         lost = set()
         for token, task_id, generation, started_after in started:
             task = self._held(Fence(token, task_id, generation))
@@ -364,12 +326,11 @@ class MemoryStore:
                 lost.add(task_id)
             else:
                 task.status = TaskState.RUNNING
-                task.started_at = _after(task.claimed_at, started_after)
+                task.started_at = after(task.claimed_at, started_after)
         return frozenset(lost)
 
     @_transaction
     async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
-        """Return the reasons of the cancellations asked for among these tasks."""
         tasks = {each: self._tasks[each] for each in task_ids if each in self._tasks}
         return {
             task_id: task.cancel_reason
@@ -379,7 +340,6 @@ class MemoryStore:
 
     @_transaction
     async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
-        """Apply each settlement whose claim and generation still hold, and answer in order."""
         now = self._clock()
         # By id: what comes back in one call does so oldest first.
         order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
@@ -394,7 +354,7 @@ class MemoryStore:
             return Answer.ALREADY if known and known.settled_by == fence else Answer.LOST
         self._let_go(fence)
         task.settled_by = fence
-        task.started_at = _after(task.claimed_at, settlement.started_after)
+        task.started_at = after(task.claimed_at, settlement.started_after)
         outcome = settlement.outcome
         error = json.loads(settlement.error) if settlement.error else {}
         if outcome in _COMES_BACK and task.cancel_reason is not None:
@@ -423,15 +383,13 @@ class MemoryStore:
 
     @_transaction
     async def register(self, worker: WorkerInfo, *, lease: timedelta) -> None:
-        """Enter the worker into the registry."""
         now = self._clock()
         known = self._workers.get(worker.id)
-        record = replace(known.record, heartbeat_at=now) if known else _record_of(worker, now)
-        self._workers[worker.id] = _Worker(record, lease)
+        record = replace(known.record, heartbeat_at=now) if known else worker_record(worker, now)
+        self._workers[worker.id] = WorkerEntry(record, lease)
 
     @_transaction
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
-        """Extend the claims that have not expired and note a sign of life."""
         now = self._clock()
         claims = {token: self._claims[token] for token in pulse.tokens if token in self._claims}
         kept = frozenset(token for token, claim in claims.items() if claim.expires_at > now)
@@ -440,24 +398,21 @@ class MemoryStore:
         known = self._workers.get(pulse.worker_id)
         if known is not None:
             record = replace(known.record, heartbeat_at=now, running=pulse.running, idle=pulse.idle)
-            self._workers[pulse.worker_id] = _Worker(record, pulse.lease)
+            self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
         return PulseAnswer(kept, registered=known is not None)
 
     @_transaction
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
-        """Say whether this worker waits for work."""
         known = self._workers.get(worker_id)
         if known is not None:
             self._workers[worker_id] = known._replace(record=replace(known.record, idle=idle))
 
     @_transaction
     async def deregister(self, worker_id: UUID) -> None:
-        """Leave the registry; claims are not touched."""
         self._workers.pop(worker_id, None)
 
     @_transaction
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
-        """End a waiting task at once; ask the worker of a claimed one; raise `TaskNotFound`."""
         task = self._known(task_id)
         if task.status in ENDS:
             return CancelAnswer.ENDED
@@ -471,7 +426,6 @@ class MemoryStore:
 
     @_transaction
     async def change(self, task_id: UUID, change: Change) -> None:
-        """Change a task that waits; raise `WrongState` or `TaskNotFound`."""
         task = self._known(task_id)
         if not self._take_waiting(task):
             raise WrongState(f"task {task_id} is {task.status}: only a waiting one can be changed")
@@ -490,7 +444,6 @@ class MemoryStore:
 
     @_transaction
     async def retry(self, task_id: UUID) -> None:
-        """Reopen an ended, unsuccessful task as a new generation with fresh attempts."""
         task = self._known(task_id)
         if task.status not in ENDS - {TaskState.COMPLETED}:
             raise WrongState(
@@ -504,28 +457,24 @@ class MemoryStore:
 
     @_transaction
     async def pause(self, queue: str) -> None:
-        """Grant no more tasks of this queue."""
         self._paused.add(queue)
 
     @_transaction
     async def resume(self, queue: str) -> None:
-        """Grant tasks of this queue again."""
         self._paused.discard(queue)
         self._has_news = True
 
-    def _known(self, task_id: UUID) -> _Task:
+    def _known(self, task_id: UUID) -> TaskEntry:
         if task_id not in self._tasks:
             raise TaskNotFound(f"task {task_id} never existed, or its retention is over")
         return self._tasks[task_id]
 
     @_transaction
     async def get(self, task_id: UUID) -> TaskRecord:
-        """Return the whole task or raise `TaskNotFound`."""
-        return _record(self._known(task_id))
+        return task_record(self._known(task_id))
 
     @_transaction
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
-        """Return those that ended, and the ids that nobody knows."""
         known = {each: self._tasks[each] for each in task_ids if each in self._tasks}
         ended = [
             Ended(task_id, task.status, task.result, task.last_error)
@@ -536,14 +485,12 @@ class MemoryStore:
 
     @_transaction
     async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
-        """List tasks, newest id first."""
         newest_first = sorted(self._tasks.items(), reverse=True)
-        found = (_record(task) for _, task in newest_first if _matches(task, wanted))
+        found = (task_record(task) for _, task in newest_first if matches(task, wanted))
         return list(islice(found, wanted.limit))
 
     @_transaction
     async def queues(self) -> list[QueueRecord]:
-        """List every queue that has live tasks or is paused."""
         counts: dict[str, Counter[TaskState]] = {name: Counter() for name in self._paused}
         oldest: dict[str, datetime] = {}
         for task in self._tasks.values():
@@ -559,7 +506,6 @@ class MemoryStore:
 
     @_transaction
     async def workers(self) -> list[WorkerRecord]:
-        """List registered workers."""
         is_led = self._term_ends_at > self._clock()
         leader = self._leader.holder if self._leader and is_led else None
         return [
@@ -569,7 +515,6 @@ class MemoryStore:
 
     @_transaction
     async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
-        """Whether a task of these is ready or claimed; paused and scheduled ones do not count."""
         claimed = (self._tasks[each] for claim in self._claims.values() for each in claim.held)
         return any(self._lanes(types, queues)) or any(
             task.asked.type in types and (queues is None or task.queue in queues)
@@ -584,7 +529,6 @@ class MemoryStore:
         current: Leadership | None,
         term: timedelta,
     ) -> Leadership | None:
-        """Renew `current` if it still holds, take the seat if it is free, or return None."""
         now = self._clock()
         if self._leader is None or self._term_ends_at <= now:
             self._term += 1
@@ -596,7 +540,6 @@ class MemoryStore:
 
     @_transaction
     async def resign(self, leadership: Leadership) -> None:
-        """Free the seat at once if it is still held under this term."""
         if self._leader == leadership:
             self._leader = None
 
@@ -612,7 +555,6 @@ class MemoryStore:
         leadership: Leadership | None = None,
         just_due: bool = False,  # noqa: ARG002 - only a hint
     ) -> int:
-        """Make up to `limit` due tasks ready, oldest first."""
         if leadership is not None:
             self._assert_leader(leadership)
         now = self._clock()
@@ -627,7 +569,6 @@ class MemoryStore:
 
     @_transaction
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
-        """Return the tasks of up to `limit` expired claims."""
         if leadership is not None:
             self._assert_leader(leadership)
         now = self._clock()
@@ -648,7 +589,7 @@ class MemoryStore:
             cancelled=fates["cancelled"],
         )
 
-    def _rescue(self, task: _Task, now: datetime) -> str:
+    def _rescue(self, task: TaskEntry, now: datetime) -> str:
         task.settled_by = None
         if task.cancel_reason is not None:
             self._end(task, TaskState.CANCELLED, task.cancel_reason, now)
@@ -668,7 +609,6 @@ class MemoryStore:
 
     @_transaction
     async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
-        """Remove workers that gave no sign of life for three leases."""
         self._assert_leader(leadership)
         now = self._clock()
         silent = [
@@ -682,19 +622,16 @@ class MemoryStore:
 
     @_transaction
     async def tidy(self, *, leadership: Leadership) -> int:
-        """Find nothing: here no row is ever left behind."""
         self._assert_leader(leadership)
         return 0
 
     @_transaction
     async def prepare_history(self, *, leadership: Leadership) -> int:
-        """Make nothing: ended tasks rest where they are."""
         self._assert_leader(leadership)
         return 0
 
     @_transaction
     async def retain(self, *, leadership: Leadership) -> Retained:
-        """Remove ended tasks whose day is over, with their idempotency keys."""
         self._assert_leader(leadership)
         today = self._clock().astimezone(UTC).date()
         over = {
@@ -708,99 +645,3 @@ class MemoryStore:
         dead = [task for task in over.values() if task.status in _DEAD]
         days = {task.drop_on for task in over.values() if task.status not in _DEAD}
         return Retained(partitions=len(days), dead=len(dead))
-
-
-def _after(claimed_at: datetime | None, seconds: float | None) -> datetime | None:
-    if claimed_at is None or seconds is None:
-        return None
-    return claimed_at + timedelta(seconds=seconds)
-
-
-def _comparable(payload: str) -> object:
-    """Turn JSON into a value that is equal as jsonb is: true is not 1, but 1 is 1.0."""
-
-    def tagged(value: object) -> object:
-        match value:
-            case dict():
-                return {key: tagged(each) for key, each in value.items()}
-            case list():
-                return [tagged(each) for each in value]
-            case bool():
-                return (value,)  # apart from numbers
-            case _:
-                return value
-
-    return tagged(json.loads(payload, parse_float=Decimal))
-
-
-def _claimed_task(task: _Task) -> ClaimedTask:
-    return ClaimedTask(
-        id=task.asked.id,
-        type=task.asked.type,
-        queue=task.queue,
-        priority=task.priority,
-        payload=task.asked.payload,
-        attempts=task.attempts,
-        max_attempts=task.asked.max_attempts,
-        generation=task.generation,
-        cancel_reason=task.cancel_reason,
-    )
-
-
-def _record(task: _Task) -> TaskRecord:
-    last_failure = task.errors[-1] if task.errors else {}
-    failed_at = datetime.fromisoformat(last_failure["ended_at"]) if last_failure else None
-    has_ended = task.status in ENDS
-    times = (task.created_at, task.claimed_at, task.started_at, failed_at)
-    return TaskRecord(
-        id=str(task.asked.id),
-        type=task.asked.type,
-        queue=task.queue,
-        payload=json.loads(task.asked.payload),
-        status=task.status,
-        priority=task.priority,
-        created_at=task.created_at,
-        scheduled_for=task.scheduled_for,
-        updated_at=task.completed_at or max(time for time in times if time is not None),
-        attempts=task.attempts,
-        max_attempts=task.asked.max_attempts,
-        generation=task.generation,
-        idempotency_key=task.asked.idempotency_key,
-        worker_id=str(task.worker_id) if task.worker_id else None,
-        claimed_at=task.claimed_at,
-        started_at=task.started_at,
-        completed_at=task.completed_at,
-        last_error=task.last_error if has_ended else last_failure.get("message"),
-        result=json.loads(task.result) if task.result else None,
-        tags=task.asked.tags,
-        errors=tuple(task.errors),
-    )
-
-
-def _matches(task: _Task, wanted: TaskFilter) -> bool:
-    return (
-        (not wanted.statuses or task.status in wanted.statuses)
-        and wanted.type in (None, task.asked.type)
-        and wanted.queue in (None, task.queue)
-        and (wanted.tag is None or wanted.tag in task.asked.tags)
-        and (wanted.created_from is None or task.created_at >= wanted.created_from)
-        and (wanted.created_until is None or task.created_at < wanted.created_until)
-        and (wanted.before is None or task.asked.id < wanted.before)
-    )
-
-
-def _record_of(worker: WorkerInfo, now: datetime) -> WorkerRecord:
-    return WorkerRecord(
-        id=str(worker.id),
-        host=worker.host,
-        pid=worker.pid,
-        version=worker.version,
-        capacity=worker.capacity,
-        types=worker.types,
-        queues=worker.queues,
-        started_at=now,
-        heartbeat_at=now,
-        running=0,
-        idle=False,
-        leader=False,
-    )

@@ -1,0 +1,5 @@
+"""The in-memory store: the executable specification."""
+
+from windlass.store.memory.store import MemoryStore
+
+__all__ = ["MemoryStore"]

@@ -1,0 +1,178 @@
+"""What the in-memory store remembers, and the records made of it."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from windlass.model.task import (
+    ENDS,
+    ClaimedTask,
+    Fence,
+    LaneKind,
+    NewTask,
+    TaskFilter,
+    TaskRecord,
+    TaskState,
+    WorkerInfo,
+    WorkerRecord,
+)
+
+
+class LaneKey(NamedTuple):
+    """What a lane is."""
+
+    queue: str
+    type: str
+    priority: int
+    kind: LaneKind
+
+
+@dataclass(slots=True)
+class TaskEntry:
+    """One task, wherever it is."""
+
+    asked: NewTask
+    queue: str
+    priority: int
+    created_at: datetime
+    scheduled_for: datetime  # while it is ready: since when
+    status: TaskState = TaskState.PENDING
+    kind: LaneKind = LaneKind.NORMAL
+    attempts: int = 0
+    recoveries: int = 0
+    generation: int = 1
+    settled_by: Fence | None = None  # the last settlement: answers a repeated one
+    cancel_reason: str | None = None  # asked of the worker that has it
+    worker_id: UUID | None = None
+    claimed_at: datetime | None = None
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    result: str | None = None
+    last_error: str | None = None  # of an ended task
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    drop_on: date = date.max
+
+    @property
+    def lane(self) -> LaneKey:
+        """The lane it stands in when it is ready."""
+        return LaneKey(self.queue, self.asked.type, self.priority, self.kind)
+
+
+@dataclass(slots=True)
+class ClaimEntry:
+    """One lease and what it holds."""
+
+    fence: int
+    expires_at: datetime
+    held: dict[UUID, int]  # task id → the generation that was claimed
+
+
+class WorkerEntry(NamedTuple):
+    """A registered worker, and how long its sign of life counts."""
+
+    record: WorkerRecord
+    lease: timedelta
+
+
+def after(claimed_at: datetime | None, seconds: float | None) -> datetime | None:
+    """The moment so many seconds after a claim."""
+    if claimed_at is None or seconds is None:
+        return None
+    return claimed_at + timedelta(seconds=seconds)
+
+
+def comparable(payload: str) -> object:
+    """Turn JSON into a value that is equal as jsonb is: true is not 1, but 1 is 1.0."""
+
+    def tagged(value: object) -> object:
+        match value:
+            case dict():
+                return {key: tagged(each) for key, each in value.items()}
+            case list():
+                return [tagged(each) for each in value]
+            case bool():
+                return (value,)  # apart from numbers
+            case _:
+                return value
+
+    return tagged(json.loads(payload, parse_float=Decimal))
+
+
+def claimed_task(task: TaskEntry) -> ClaimedTask:
+    """The task as its worker gets it."""
+    return ClaimedTask(
+        id=task.asked.id,
+        type=task.asked.type,
+        queue=task.queue,
+        priority=task.priority,
+        payload=task.asked.payload,
+        attempts=task.attempts,
+        max_attempts=task.asked.max_attempts,
+        generation=task.generation,
+        cancel_reason=task.cancel_reason,
+    )
+
+
+def task_record(task: TaskEntry) -> TaskRecord:
+    """The task as people see it."""
+    last_failure = task.errors[-1] if task.errors else {}
+    failed_at = datetime.fromisoformat(last_failure["ended_at"]) if last_failure else None
+    has_ended = task.status in ENDS
+    times = (task.created_at, task.claimed_at, task.started_at, failed_at)
+    return TaskRecord(
+        id=str(task.asked.id),
+        type=task.asked.type,
+        queue=task.queue,
+        payload=json.loads(task.asked.payload),
+        status=task.status,
+        priority=task.priority,
+        created_at=task.created_at,
+        scheduled_for=task.scheduled_for,
+        updated_at=task.completed_at or max(time for time in times if time is not None),
+        attempts=task.attempts,
+        max_attempts=task.asked.max_attempts,
+        generation=task.generation,
+        idempotency_key=task.asked.idempotency_key,
+        worker_id=str(task.worker_id) if task.worker_id else None,
+        claimed_at=task.claimed_at,
+        started_at=task.started_at,
+        completed_at=task.completed_at,
+        last_error=task.last_error if has_ended else last_failure.get("message"),
+        result=json.loads(task.result) if task.result else None,
+        tags=task.asked.tags,
+        errors=tuple(task.errors),
+    )
+
+
+def matches(task: TaskEntry, wanted: TaskFilter) -> bool:
+    """Whether a task is among those to list."""
+    return (
+        (not wanted.statuses or task.status in wanted.statuses)
+        and wanted.type in (None, task.asked.type)
+        and wanted.queue in (None, task.queue)
+        and (wanted.tag is None or wanted.tag in task.asked.tags)
+        and (wanted.created_from is None or task.created_at >= wanted.created_from)
+        and (wanted.created_until is None or task.created_at < wanted.created_until)
+        and (wanted.before is None or task.asked.id < wanted.before)
+    )
+
+
+def worker_record(worker: WorkerInfo, now: datetime) -> WorkerRecord:
+    """A worker as people see it."""
+    return WorkerRecord(
+        id=str(worker.id),
+        host=worker.host,
+        pid=worker.pid,
+        version=worker.version,
+        capacity=worker.capacity,
+        types=worker.types,
+        queues=worker.queues,
+        started_at=now,
+        heartbeat_at=now,
+        running=0,
+        idle=False,
+        leader=False,
+    )

@@ -1,0 +1,47 @@
+"""The rules every store keeps, as tests: subclass `StoreContract` to put an adapter through them.
+
+```python
+class TestMyStore(StoreContract):
+    capabilities = frozenset({"wakeups"})
+
+    async def open_store(self) -> Store: ...
+    async def close_store(self, store: Store) -> None: ...
+    async def advance(self, store: Store, delta: timedelta) -> None: ...
+```
+"""
+
+from windlass.testing.store_contract.claim import AloneRules, ClaimRules, StartRules
+from windlass.testing.store_contract.enqueue import EnqueueRules
+from windlass.testing.store_contract.lead import ChoreRules, LeadRules, RetentionRules
+from windlass.testing.store_contract.operate import CancelRules, ChangeRules, RetryRules
+from windlass.testing.store_contract.pulse import BesideRules, PulseRules, WakeRules
+from windlass.testing.store_contract.read import HasWorkRules, ReadRules
+from windlass.testing.store_contract.rescue import PromoteRules, RescueRules
+from windlass.testing.store_contract.settle import SettleRules
+
+
+class StoreContract(
+    EnqueueRules,
+    ClaimRules,
+    AloneRules,
+    StartRules,
+    SettleRules,
+    PulseRules,
+    CancelRules,
+    ChangeRules,
+    RetryRules,
+    RescueRules,
+    PromoteRules,
+    LeadRules,
+    ChoreRules,
+    RetentionRules,
+    ReadRules,
+    HasWorkRules,
+    WakeRules,
+    BesideRules,
+):
+    """Every rule of a store; the retention of a store under test is the default one.
+
+    Capabilities: `wakeups` (`listen` is told of new work by the store itself) and
+    `concurrent_writers` (calls at the same time neither fail nor overlap).
+    """
