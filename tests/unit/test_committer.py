@@ -1,0 +1,111 @@
+"""The committer writes everything it is given, whatever one of them runs into."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+
+from windlass.model.errors import StoreBusy, StoreUnavailable
+from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement
+from windlass.runtime.committer import Committer, Done
+from windlass.runtime.job import Job
+
+TOKEN = UUID(int=1)
+
+
+def done(number: int) -> Done:
+    task = ClaimedTask(UUID(int=number), "t", "q", 10, "{}", 0, 4, 1, None)
+    job = Job(Claim(TOKEN, 1, (task,)), task, 0.0)
+    return Done(job, Settlement(TOKEN, task.id, 1, Outcome.COMPLETED, result="1"))
+
+
+class FakeStore:
+    """Remembers batches; refuses what it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Settlement]] = []
+        self.busy: set[UUID] = set()
+        self.poison: set[UUID] = set()
+        self.outages = 0
+        self.entered = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        self.entered.set()
+        await self.go_on.wait()
+        if self.outages:
+            self.outages -= 1
+            raise StoreUnavailable("gone")
+        ids = {one.task_id for one in settlements}
+        if self.busy & ids:
+            if len(settlements) == 1:
+                self.busy -= ids
+            raise StoreBusy("held")
+        if any(one.task_id in self.poison and one.result is not None for one in settlements):
+            raise ValueError("cannot be stored")
+        self.batches.append(list(settlements))
+        return [Answer.APPLIED] * len(settlements)
+
+    def written(self) -> dict[UUID, Outcome]:
+        return {one.task_id: one.outcome for batch in self.batches for one in batch}
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.store = FakeStore()
+        self.settled: list[Done] = []
+        self.committer = Committer(store=self.store, settled=self.settled.extend)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_what_ends_during_a_commit_is_the_next_batch(bench: Bench) -> None:
+    bench.store.go_on.clear()
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(1))
+    await bench.store.entered.wait()
+    for number in range(2, 6):
+        bench.committer.add(done(number))
+    bench.store.go_on.set()
+    bench.committer.close()
+    await running
+
+    assert [len(batch) for batch in bench.store.batches] == [1, 4]
+    assert len(bench.settled) == 5
+
+
+async def test_one_that_somebody_holds_does_not_stop_the_others(bench: Bench) -> None:
+    bench.store.busy = {UUID(int=3)}
+    for number in range(1, 9):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert len(bench.store.written()) == 8
+
+
+async def test_an_outage_is_waited_for(bench: Bench) -> None:
+    bench.store.outages = 3
+    bench.committer.add(done(1))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert bench.store.written() == {UUID(int=1): Outcome.COMPLETED}
+
+
+async def test_an_outcome_that_cannot_be_stored_fails_its_task_alone(bench: Bench) -> None:
+    bench.store.poison = {UUID(int=2)}
+    for number in range(1, 5):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+
+    written = bench.store.written()
+    assert written.pop(UUID(int=2)) is Outcome.FAILED
+    assert set(written.values()) == {Outcome.COMPLETED}
+    assert len(bench.settled) == 4
