@@ -288,7 +288,8 @@ async def test_a_rescue_leaves_a_claim_whose_settlement_is_under_way(
     assert await settling.store.settle(completed) == [Answer.APPLIED]
     await sessions.advance(LEASE + SECOND)
 
-    meanwhile = await store.rescue(100)
+    async with asyncio.timeout(5):
+        meanwhile = await store.rescue(100)
     await settling.commit()
     afterwards = await store.rescue(100)
 
@@ -296,6 +297,32 @@ async def test_a_rescue_leaves_a_claim_whose_settlement_is_under_way(
     assert afterwards == Rescued(claims=1, returned=1)
     assert await sessions.places(done) == ["history"]
     assert await sessions.places(left) == ["ready"]
+
+
+async def test_a_rescue_leaves_a_claim_whose_settlement_waits_for_somebody(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    done, kept, left = await add(store, 3)
+    held = await claim(store)
+    user = await sessions.begin()
+    await user.lock_task(kept)
+    settling = await sessions.blocked(
+        store.settle(settlements(held, Outcome.COMPLETED)[:2]), by=user
+    )
+    await sessions.advance(LEASE + SECOND)
+
+    async with asyncio.timeout(5):
+        meanwhile = await store.rescue(100)
+    await user.commit()
+
+    assert meanwhile == Rescued()
+    assert await settling == [Answer.APPLIED, Answer.APPLIED]
+    assert await store.rescue(100) == Rescued(claims=1, returned=1)
+    assert [await sessions.places(task_id) for task_id in (done, kept, left)] == [
+        ["history"],
+        ["history"],
+        ["ready"],
+    ]
 
 
 async def test_a_settlement_that_waits_for_a_rescue_finds_its_lease_lost(
@@ -414,7 +441,8 @@ async def test_a_rescue_keeps_away_from_a_task_that_is_being_reported_as_running
     assert not await reporting.store.start([Started(held.token, task.id, task.generation, 0.0)])
     await sessions.advance(LEASE + SECOND)
 
-    assert await store.rescue(100) == Rescued()
+    async with asyncio.timeout(5):
+        assert await store.rescue(100) == Rescued()
     await reporting.commit()
     assert await store.rescue(100) == Rescued(claims=1, returned=1, lost_attempts=1)
 
@@ -466,7 +494,8 @@ async def test_a_child_enqueued_under_a_fence_keeps_the_rescue_away_until_it_is_
     (child,) = await handler.store.enqueue([new_task(type="child")], fence=fence)
     await sessions.advance(LEASE + SECOND)
 
-    assert await store.rescue(100) == Rescued()
+    async with asyncio.timeout(5):
+        assert await store.rescue(100) == Rescued()
     await handler.commit()
     assert await store.rescue(100) == Rescued(claims=1, returned=1)
     assert await granted(store, of="child") == [child.id]

@@ -88,14 +88,23 @@ async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
         return await asyncpg.connect(url, **_session(pooler))
 
 
-async def create_pool(url: str, *, size: int, pooler: bool) -> asyncpg.Pool:
+async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) -> asyncpg.Pool:
     """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
+
+    async def learn(connection: asyncpg.Connection) -> None:
+        # To look up types the driver changes a setting of the session and then puts it back.
+        # Behind a pooler only a transaction makes that the same session.
+        if pooler:
+            async with connection.transaction():
+                await connection.fetch(learn_types, *([] for _ in range(8)))
+
     with translated(), _checked():
         return await asyncpg.create_pool(
             url,
             min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=0,
+            init=learn,
             reset=_keep_as_it_is,
             **_session(pooler),
         )

@@ -107,7 +107,10 @@ class PostgresStore(Store):
                 f"{pending[0].number:04d}_{pending[0].name}; run: windlass migrate"
             )
         self._run.pool = await create_pool(
-            self._options.url, size=self._options.pool_size, pooler=self._options.pooler
+            self._options.url,
+            size=self._options.pool_size,
+            pooler=self._options.pooler,
+            learn_types=self._sql.statement("learn_types"),
         )
 
     async def close(self) -> None:
