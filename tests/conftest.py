@@ -91,6 +91,21 @@ async def _database(server_url: str, template: str) -> AsyncIterator[str]:
         await admin.close()
 
 
+@pytest.fixture(scope="session")
+def shared_database_url(server_url: str, template: str) -> Iterator[str]:
+    """A migrated database that tests share and empty themselves."""
+    name = f"shared_{os.getpid()}"
+
+    async def run(statement: str) -> None:
+        admin = await asyncpg.connect(on_database(server_url, "postgres"))
+        await admin.execute(statement)
+        await admin.close()
+
+    asyncio.run(run(f"CREATE DATABASE {name} TEMPLATE {template}"))
+    yield on_database(server_url, name)
+    asyncio.run(run(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
 @pytest.fixture
 async def postgres_store(database_url: str) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(PostgresOptions(url=database_url))

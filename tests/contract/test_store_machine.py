@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from contract.postgres_clock import PostgresClock
+from contract.postgres_empty import EMPTY
 from contract.store_machine import machine_for
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
@@ -21,29 +22,6 @@ T = TypeVar("T")
 
 EXAMPLES = int(os.environ.get("STORE_MACHINE_EXAMPLES", "500"))
 SEED = int(os.environ.get("STORE_MACHINE_SEED", str(random.getrandbits(32))))
-
-# Deleting a few rows is faster than truncating tables. What the triggers refuse is allowed here.
-EMPTY = """
-SET session_replication_role = replica;
-DELETE FROM windlass.task;
-DELETE FROM windlass.ready;
-DELETE FROM windlass.scheduled;
-DELETE FROM windlass.lane;
-DELETE FROM windlass.claim;
-DELETE FROM windlass.claim_task;
-DELETE FROM windlass.running;
-DELETE FROM windlass.cancel_request;
-DELETE FROM windlass.attempt;
-DELETE FROM windlass.history;
-DELETE FROM windlass.dead;
-DELETE FROM windlass.idempotency;
-DELETE FROM windlass.queue;
-DELETE FROM windlass.task_type;
-DELETE FROM windlass.worker;
-DELETE FROM windlass.worker_pulse;
-UPDATE windlass.leadership SET holder = NULL, expires_at = '-infinity';
-SET session_replication_role = DEFAULT;
-"""
 
 
 class PostgresSubject:

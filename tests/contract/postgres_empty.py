@@ -1,0 +1,24 @@
+"""Empties a database between tests: far cheaper than a new one for each."""
+
+# Deleting a few rows is faster than truncating tables. What the triggers refuse is allowed here.
+EMPTY = """
+SET session_replication_role = replica;
+DELETE FROM windlass.task;
+DELETE FROM windlass.ready;
+DELETE FROM windlass.scheduled;
+DELETE FROM windlass.lane;
+DELETE FROM windlass.claim;
+DELETE FROM windlass.claim_task;
+DELETE FROM windlass.running;
+DELETE FROM windlass.cancel_request;
+DELETE FROM windlass.attempt;
+DELETE FROM windlass.history;
+DELETE FROM windlass.dead;
+DELETE FROM windlass.idempotency;
+DELETE FROM windlass.queue;
+DELETE FROM windlass.task_type;
+DELETE FROM windlass.worker;
+DELETE FROM windlass.worker_pulse;
+UPDATE windlass.leadership SET holder = NULL, expires_at = '-infinity';
+SET session_replication_role = DEFAULT;
+"""
