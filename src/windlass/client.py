@@ -25,6 +25,7 @@ from windlass.model.task import (
     Change,
     Ended,
     Enqueued,
+    Fence,
     NewTask,
     TaskRecord,
     TaskState,
@@ -307,7 +308,7 @@ class Client:
         if not tasks:
             return []
         detached = {call.options.detached for call in calls}
-        fence = None if detached == {True} else current_fence.get()
+        fence = None if detached == {True} else self._fence()
         try:
             return await self._store.enqueue(tasks, fence=fence)
         except IdempotencyConflict as conflict:
@@ -328,8 +329,13 @@ class Client:
         else:
             defaults = await self._store.type_defaults(name) or TypeDefaults(name)
             text = check_plain(name, payload, max_bytes=limit)
-        fence = None if options.detached else current_fence.get()
+        fence = None if options.detached else self._fence()
         return (await self._store.enqueue([options.new_task(defaults, text)], fence=fence))[0]
+
+    def _fence(self) -> Fence | None:
+        """The fence of the handler that calls, if it is one of this application's."""
+        owner, fence = current_fence.get() or (None, None)
+        return fence if owner is self._registry else None
 
     async def get(self, task_id: UUID) -> TaskRecord:
         """Return the whole task."""

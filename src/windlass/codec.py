@@ -4,7 +4,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ class ArgumentCodec:
                 "import what it names at the top of the module"
             ) from error
         parameters = []
-        fields: list[Any] = []
+        shape_fields: list[Any] = []
         self.context_name: str | None = None
         for parameter in signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -81,7 +81,7 @@ class ArgumentCodec:
                 continue
             parameters.append(parameter)
             kind = hints.get(parameter.name, Any)
-            fields.append(
+            shape_fields.append(
                 (parameter.name, kind)
                 if parameter.default is parameter.empty
                 else (parameter.name, kind, msgspec.UNSET)
@@ -90,7 +90,9 @@ class ArgumentCodec:
         self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
         self._names = [p.name for p in parameters]
         try:
-            shape = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True)
+            shape = msgspec.defstruct(
+                "Arguments", shape_fields, kw_only=True, forbid_unknown_fields=True
+            )
             self._decoder = msgspec.json.Decoder(shape, dec_hook=_decode_other)
         except (TypeError, ValueError, NameError) as error:
             raise ConfigurationError(f"task '{name}': {error}") from error
@@ -143,14 +145,22 @@ class ArgumentCodec:
 
 
 def _same(sent: Any, arrived: Any) -> bool:
-    if type(sent) is type(arrived) and (is_dataclass(sent) or isinstance(sent, msgspec.Struct)):
-        return True  # checked field by field when it was decoded; it need not define equality
-    return bool(sent == arrived) and _kinds_match(sent, arrived)
-
-
-def _kinds_match(sent: Any, arrived: Any) -> bool:
-    """Tell true from 1, which are equal in Python and differ in JSON."""
-    return isinstance(sent, bool) == isinstance(arrived, bool)
+    """Whether a value arrived as it was sent; records are compared by field, without their equality."""
+    if type(sent) is type(arrived):
+        if is_dataclass(sent):
+            names = [field.name for field in fields(sent)]
+            return all(_same(getattr(sent, name), getattr(arrived, name)) for name in names)
+        if isinstance(sent, msgspec.Struct):
+            names = list(sent.__struct_fields__)
+            return all(_same(getattr(sent, name), getattr(arrived, name)) for name in names)
+        if isinstance(sent, list | tuple):
+            return len(sent) == len(arrived) and all(map(_same, sent, arrived))
+        if isinstance(sent, dict):
+            return sent.keys() == arrived.keys() and all(
+                _same(value, arrived[key]) for key, value in sent.items()
+            )
+    # True and 1 are equal in Python and differ in JSON.
+    return bool(sent == arrived) and isinstance(sent, bool) == isinstance(arrived, bool)
 
 
 def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
@@ -160,7 +170,7 @@ def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
             f"task '{name}': the payload is a {type(payload).__name__}; give a dict of arguments"
         )
     text = encode_json(payload, what=f"task '{name}'", max_bytes=max_bytes)
-    if decode_json(text) != payload:
+    if not _same(payload, decode_json(text)):
         raise PayloadError(
             f"task '{name}': the payload would not arrive as it was sent; "
             "use only dicts with string keys, lists, strings, finite numbers, booleans and None"

@@ -10,8 +10,9 @@ from typing import Any, Never
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import Fence
 
-# The fence of the handler that is running here: enqueues carry it.
-current_fence: ContextVar[Fence | None] = ContextVar("windlass_fence", default=None)
+# The fence of the handler that is running here, with the registry it belongs to: enqueues of the
+# same application carry it.
+current_fence: ContextVar[tuple[object, Fence] | None] = ContextVar("windlass_fence", default=None)
 
 
 class _TaskLog(logging.LoggerAdapter[logging.Logger]):

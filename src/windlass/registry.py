@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from windlass.codec import ArgumentCodec
 from windlass.context import Context
-from windlass.model.errors import ConfigurationError, UnknownTask
+from windlass.model.errors import ConfigurationError
 from windlass.model.task import TypeDefaults
 from windlass.policy.retry import Retry
 
@@ -171,14 +171,6 @@ class Registry:
     def find(self, name: str) -> TaskDefinition | None:
         """Return the definition of a type, if this application has it."""
         return self._definitions.get(name)
-
-    def get(self, name: str) -> TaskDefinition:
-        """Return the definition of a type or raise `UnknownTask`."""
-        definition = self._definitions.get(name)
-        if definition is None:
-            known = ", ".join(sorted(self._definitions)) or "none"
-            raise UnknownTask(f"task '{name}' is not defined here; defined are: {known}")
-        return definition
 
     def __iter__(self) -> Iterator[TaskDefinition]:
         return iter(self._definitions.values())

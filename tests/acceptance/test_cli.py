@@ -28,6 +28,15 @@ async def broken() -> None:
     raise ValueError("it is broken")
 
 @app.task
+async def stubborn() -> None:
+    print("started", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+@app.task
 async def slow() -> str:
     print("started", flush=True)
     await asyncio.sleep(60)
@@ -154,6 +163,23 @@ def test_a_second_signal_insists_and_the_task_goes_back(
 
     record = json.loads(windlass("tasks", "show", task_id, "--json").stdout)[0]
     assert (record["status"], record["attempts"]) == ("pending", 0)
+
+
+def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
+    tmp_path: Path, environment: dict[str, str], windlass: Run
+) -> None:
+    task_id = windlass("enqueue", "shopping:app", "stubborn").stdout.strip()
+    worker = start_worker(tmp_path, environment, "--shutdown-timeout", "0.5")
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "started\n"
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+    assert status(windlass, task_id) == "pending"
 
 
 def test_a_worker_outlives_its_listener_and_still_drains_cleanly(

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -640,3 +641,127 @@ async def test_no_payload_reaches_the_log(app: App, caplog: pytest.LogCaptureFix
     await app.run_worker(until_idle=True)
 
     assert "hunter2" not in caplog.text
+
+
+def test_a_thread_that_raises_stop_iteration_fails_its_task() -> None:
+    async def run() -> None:
+        async with App("memory:", **QUICK) as app:
+
+            @app.task(retry=1)
+            def empty() -> str:
+                return next(iter([]))
+
+            handle = await empty.enqueue()
+            async with asyncio.timeout(10):
+                await app.run_worker(until_idle=True)
+            assert "StopIteration" in str((await handle.get()).last_error)
+
+    asyncio.run(run())
+
+
+async def test_a_lease_lost_before_a_job_began_costs_no_slot(app: App) -> None:
+    ran: list[int] = []
+    blocked = False
+
+    @app.task
+    async def work(n: int) -> None:
+        nonlocal blocked
+        ran.append(n)
+        if not blocked:
+            # The rest of the claim is started but has not begun when it is lost.
+            blocked = True
+            await _expire_claims(app)
+            await (await app.store()).rescue(10)
+            worker._claims_lost(list(worker._outstanding))
+
+    async with app.worker(concurrency=5) as worker:
+        handles = await app.enqueue_many([work.call(n) for n in range(10)])
+        for handle in handles:
+            await handle.result(10)
+        async with asyncio.timeout(10):
+            while worker.busy():
+                await asyncio.sleep(0.01)
+
+    assert set(ran) == set(range(10))
+
+
+async def test_a_handler_enqueues_on_another_app_without_its_fence(app: App) -> None:
+    other = App("memory:")
+
+    @other.task
+    async def elsewhere() -> None: ...
+
+    @app.task(retry=1)
+    async def work() -> str:
+        async with other:
+            return (await elsewhere.enqueue()).id
+
+    handle = await work.enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert await handle.result(5)
+
+
+async def test_a_suspect_runs_alone_and_its_start_is_written_first(app: App) -> None:
+    beside: list[int] = []
+    status: list[str] = []
+    running = 0
+
+    @app.task
+    async def normal() -> None:
+        nonlocal running
+        running += 1
+        await asyncio.sleep(0.02)
+        running -= 1
+
+    @app.task
+    async def suspect(ctx: Context) -> None:
+        beside.append(running)
+        status.append((await app.handle(ctx.task_id).get()).status)
+
+    store = await app.store()
+    handle = await suspect.enqueue()
+    request = (await app.new_worker())._fetcher._request
+    for _ in range(2):
+        await store.claim(replace(request, limit=10))
+        await _expire_claims(app)
+        await store.rescue(10)
+    await app.enqueue_many([normal.call() for _ in range(30)])
+    await app.run_worker(until_idle=True, concurrency=5)
+
+    assert (await handle.get()).status is TaskState.COMPLETED
+    assert beside == [0]
+    assert status == ["running"]
+
+
+async def test_a_timeout_of_the_handler_s_own_is_not_called_that_of_the_task(app: App) -> None:
+    @app.task(timeout=30, retry=1)
+    async def inner() -> None:
+        async with asyncio.timeout(0.01):
+            await asyncio.Event().wait()
+
+    handle = await inner.enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert "30 s" not in ((await handle.get()).last_error or "")
+
+
+async def test_a_due_task_becomes_ready_on_time_while_every_slot_is_busy(app: App) -> None:
+    hold = asyncio.Event()
+
+    @app.task
+    async def slow() -> None:
+        await hold.wait()
+
+    @app.task
+    async def later() -> None: ...
+
+    async with app.worker(concurrency=1):
+        first = await slow.enqueue()
+        second = await later.options(delay=0.3).enqueue()
+        async with asyncio.timeout(2.5):
+            while (await second.get()).status is not TaskState.PENDING:
+                await asyncio.sleep(0.05)
+        hold.set()
+        await first.result(10)
+        await second.result(10)

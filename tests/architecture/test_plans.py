@@ -21,6 +21,7 @@ from windlass.model.task import (
     Settlement,
     Started,
 )
+from windlass.store.postgres import cursors
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 WORKER = UUID(int=1)
@@ -281,6 +282,13 @@ async def old_snapshot(subject: Subject, url: str) -> AsyncIterator[None]:
         await reader.close()
 
 
+@pytest.fixture
+def no_foreign_writers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pass at once what other tests write at the same time: it holds the bound for a second."""
+    monkeypatch.setattr(cursors, "PASS_AFTER", 0.0)
+
+
+@pytest.mark.usefixtures("no_foreign_writers")
 async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
     subject: Subject, database_url: str
 ) -> None:
@@ -303,6 +311,7 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         assert from_the_beginning > 5 * moved  # or this test would prove nothing
 
 
+@pytest.mark.usefixtures("no_foreign_writers")
 async def test_a_claim_does_not_walk_over_what_was_promoted_under_an_old_snapshot(
     subject: Subject, database_url: str
 ) -> None:
@@ -465,3 +474,19 @@ async def test_a_pulse_reads_the_claims_it_keeps(subject: Subject) -> None:
 
     assert max(cost.rows["claim"] for cost in costs) <= 60
     assert max(cost.buffers for cost in costs) < 1000
+
+
+async def test_tables_analysed_while_they_were_empty_are_not_read_whole(subject: Subject) -> None:
+    await work(subject, 1000)
+    await subject.analyze()  # taken for tables of one row from here on
+    await subject.fill(20_000)
+    subject.start_measuring()
+    held = await subject.claim()
+    claimed = subject.rows("task"), subject.rows("ready")
+    subject.start_measuring()
+
+    answers = await subject.store.settle(settlements(held, Outcome.COMPLETED))
+
+    assert set(answers) == {Answer.APPLIED}
+    assert max(claimed) <= 3 * 500
+    assert subject.rows("task") <= 3 * 500

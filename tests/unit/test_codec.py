@@ -189,3 +189,16 @@ def test_a_number_too_long_to_be_read_back_is_refused() -> None:
 
     with pytest.raises(PayloadError):
         codec(function).encode((10**5000,), {}, max_bytes=10**6)
+
+
+@dataclass
+class Loose:
+    value: Any
+
+
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, {1: 2}, b"x", [(1,)]])
+def test_what_would_be_altered_inside_a_record_is_refused(value: Any) -> None:
+    def function(loose: Loose) -> None: ...
+
+    with pytest.raises(PayloadError, match="would not arrive"):
+        codec(function).encode((Loose(value),), {}, max_bytes=LIMIT)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -14,6 +15,8 @@ from windlass.app import App
 from windlass.model.errors import ConfigurationError
 
 T = TypeVar("T")
+
+LEAVE_AFTER = 1.0  # seconds for what was cancelled to end
 
 app_argument = click.argument("application", metavar="APP", envvar="WINDLASS_APP")
 optional_app_argument = click.argument(
@@ -56,9 +59,22 @@ def load_app(application: str | None) -> App:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine, on uvloop where that is installed."""
-    factory = None
+    """Run a coroutine, on uvloop where that is installed.
+
+    A handler that ignores its cancellation cannot keep the process: it is left behind.
+    """
+    factory = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
         factory = importlib.import_module("uvloop").new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(main)
+    loop = factory()
+    result = loop.run_until_complete(main)
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left and loop.run_until_complete(asyncio.wait(left, timeout=LEAVE_AFTER))[1]:
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)  # the work is written and the locks are given back: nothing is lost
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+    return result

@@ -13,7 +13,7 @@ from uuid import UUID
 from windlass.codec import encode_json
 from windlass.context import Context, current_fence
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
-from windlass.model.errors import Fail, LeaseLost, PayloadError, RetryAfter, Snooze
+from windlass.model.errors import Fail, PayloadError, RetryAfter, Snooze
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.describe import describe, describe_exception
 from windlass.runtime.job import Halt, Job
@@ -40,6 +40,8 @@ class Executor:
 
     async def run(self, job: Job) -> AttemptOutcome | None:
         """Run the handler of a job; None if its lease was lost and nothing may be written."""
+        if job.halt is not None:
+            return self._halted(job)
         if job.task.cancel_reason is not None:
             return Cancelled(describe("Cancelled", job.task.cancel_reason))
         definition = self._registry.find(job.task.type)
@@ -50,18 +52,17 @@ class Executor:
             arguments = definition.codec.decode(job.task.payload)
         except PayloadError as error:
             return Failed(describe_exception(error), permanent=True)
-        current_fence.set(job.fence)
+        current_fence.set((self._registry, job.fence))
         try:
             if definition.timeout is None:
                 value = await self._call(job, definition, arguments)
             else:
-                async with asyncio.timeout(definition.timeout):
-                    value = await self._call(job, definition, arguments)
+                value = await _within(definition.timeout, self._call(job, definition, arguments))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            outcome = self._raised(job, definition, error)
+            outcome = self._raised(job, error)
         else:
             outcome = self._returned(definition, value)
-        return None if job.halt is Halt.LOST else outcome
+        return None if job.is_lost() else outcome
 
     def _call(
         self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]
@@ -116,16 +117,19 @@ class Executor:
         except PayloadError as error:
             return Failed(describe_exception(error), permanent=True)
 
-    def _raised(  # noqa: PLR0911 - one return per way to end
-        self, job: Job, definition: TaskDefinition, error: BaseException
-    ) -> AttemptOutcome | None:
-        match error:
-            case asyncio.CancelledError() if job.halt is Halt.CANCELLED:
+    def _halted(self, job: Job) -> AttemptOutcome | None:
+        match job.halt:
+            case Halt.CANCELLED:
                 return Cancelled(describe("Cancelled", job.halt_reason))
-            case asyncio.CancelledError() if job.halt is Halt.RELEASED:
+            case Halt.RELEASED:
                 return Released()
-            case LeaseLost():
+            case _:
                 return None
+
+    def _raised(self, job: Job, error: BaseException) -> AttemptOutcome | None:
+        match error:
+            case asyncio.CancelledError() if job.halt is not None:
+                return self._halted(job)
             case Snooze(seconds=seconds) if _is_duration(seconds):
                 return Snoozed(float(seconds))
             case RetryAfter(seconds=seconds) if _is_duration(seconds):
@@ -135,12 +139,25 @@ class Executor:
                 )
             case Fail(reason=reason):
                 return Failed(describe("Fail", str(reason)), permanent=True)
-            case TimeoutError() if definition.timeout is not None and not str(error):
-                return Failed(
-                    describe("TimeoutError", f"took longer than {definition.timeout:g} s", error)
-                )
+            case _Overran():
+                return Failed(describe("TimeoutError", str(error), error))
             case _:
                 return Failed(describe_exception(error))
+
+
+class _Overran(Exception):  # noqa: N818 - says what happened
+    """The attempt took longer than its timeout; a TimeoutError of the handler's own is not this."""
+
+
+async def _within(seconds: float, call: Awaitable[Any]) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await call
+    except TimeoutError as error:
+        if limit.expired():
+            raise _Overran(f"took longer than {seconds:g} s") from error
+        raise
 
 
 def _is_duration(seconds: Any) -> bool:

@@ -21,6 +21,7 @@ SHORTEST_POLL = 0.02
 LONGEST_BACKOFF = 5.0
 LATE = 0.5  # seconds after which any worker promotes what the leader did not
 PROMOTE_BATCH = 1000
+BUSY_AFTER = 0.5  # seconds without a claim
 
 
 class FetchStore(ClaimStore, PulseStore, ChoreStore, Protocol):
@@ -42,8 +43,11 @@ class Room(Protocol):
     async def emptied(self) -> None:
         """Wait until it holds none."""
 
-    async def take(self, claim: Claim, asked_at: float) -> None:
-        """Accept a claim that was asked for at this moment of the monotonic clock."""
+    def hold(self, claim: Claim, asked_at: float) -> None:
+        """Keep the lease of a claim that was asked for at this moment of the monotonic clock."""
+
+    async def take(self, claim: Claim) -> None:
+        """Run a claim that is held, unless it was lost meanwhile."""
 
 
 class Fetcher:
@@ -68,6 +72,8 @@ class Fetcher:
         self._wakened = asyncio.Event()
         self._idle = False
         self._pause = SHORTEST_POLL
+        self._due_at: float | None = None  # monotonic
+        self._turned_at = 0.0  # monotonic, when it last claimed
 
     @property
     def worker_id(self) -> UUID:
@@ -107,14 +113,18 @@ class Fetcher:
 
     async def _turn(self, stop: Stop) -> None:
         size = max(1, min(self._room.wanted(), LARGEST_CLAIM))
+        await self.promote_due()
+        self._turned_at = time.monotonic()
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
         answer, asked_at = await self._claim(size)
         found = 0 if answer.claim is None else len(answer.claim.tasks)
         if answer.claim is not None:
-            await self._room.take(answer.claim, asked_at)
+            self._room.hold(answer.claim, asked_at)
+            await self._room.take(answer.claim)
         if answer.alone_waiting:
             await self._claim_alone(stop)
-        if await self._promoted(answer) or found == size:
+        self._due_at = None if answer.due_in is None else time.monotonic() + answer.due_in
+        if await self.promote_due() or found == size:
             await self._set_idle(False)
             self._pause = SHORTEST_POLL
             return
@@ -160,18 +170,26 @@ class Fetcher:
         claim = answer.claim
         if claim is None:
             return
-        if len(claim.tasks) > 1:
-            await self._room.take(claim, asked_at)
-            return
-        await first_of(self._room.emptied(), stop.wait())
-        await self._room.take(claim, asked_at)
-        await first_of(self._room.emptied(), stop.wait())
+        self._room.hold(claim, asked_at)  # its lease is kept while the others finish
+        is_single = len(claim.tasks) == 1
+        if is_single:
+            await first_of(self._room.emptied(), stop.wait())
+        await self._room.take(claim)
+        if is_single:
+            await first_of(self._room.emptied(), stop.wait())
 
-    async def _promoted(self, answer: ClaimAnswer) -> bool:
+    async def promote_due(self) -> bool:
         """Make due tasks ready: the leader at once, any worker when that does not happen."""
-        if answer.due_in is None or answer.due_in > (0 if self._is_leader() else -LATE):
+        due_at = self._due_at
+        if due_at is None or time.monotonic() < due_at + (0 if self._is_leader() else LATE):
             return False
+        self._due_at = None  # until the next claim says more
         return await self._store.promote(PROMOTE_BATCH, just_due=True) > 0
+
+    async def promote_while_busy(self) -> None:
+        """Do it also while no slot is free, and so no claim says what is due."""
+        if self._room.wanted() < 1 and time.monotonic() - self._turned_at > BUSY_AFTER:
+            await self._store.promote(PROMOTE_BATCH, just_due=True)
 
     async def _set_idle(self, idle: bool) -> None:
         if idle != self._idle:

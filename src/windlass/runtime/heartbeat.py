@@ -31,6 +31,11 @@ class Leases:
         with self._lock:
             self._until[token] = asked_at + self._trust
 
+    def holds(self, token: UUID) -> bool:
+        """Whether a claim is still held."""
+        with self._lock:
+            return token in self._until
+
     def drop(self, token: UUID) -> None:
         """Forget a claim that is settled or lost."""
         with self._lock:

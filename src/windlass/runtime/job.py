@@ -31,6 +31,10 @@ class Job:
     runner: asyncio.Task[None] | None = None
     context: Context | None = None
 
+    def is_lost(self) -> bool:
+        """Whether the lease is lost: whatever it returns is dropped."""
+        return self.halt is Halt.LOST
+
     @property
     def fence(self) -> Fence:
         """What every write for this task shows."""
@@ -47,5 +51,6 @@ class Job:
             self.halt, self.halt_reason = halt, reason or halt.value
         if self.context is not None:
             self.context.cancel()
-        if self.runner is not None:
+        # One that has not begun looks at this by itself: cancelled, it would never run at all.
+        if self.runner is not None and self.started_at is not None:
             self.runner.cancel()

@@ -1,6 +1,6 @@
 """Tells the store which tasks run for a while, and handlers that they are cancelled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Started
@@ -21,8 +21,10 @@ class Reporter:
         store: ClaimStore,
         long_running: Callable[[], Sequence[Job]],
         lost: Callable[[Job], None],
+        beside: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
+        self._beside = beside  # what else is to be done at this pace
         self._long_running = long_running
         self._lost = lost
 
@@ -31,6 +33,7 @@ class Reporter:
         while not await stop.wait(REPORT_EVERY):
             try:
                 await self.report(self._long_running())
+                await self._beside()
             except StoreUnavailable as error:
                 emit("store.unavailable", doing="report", error=str(error))
 

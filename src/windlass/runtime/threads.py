@@ -50,6 +50,9 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     result = call()
+                except StopIteration as error:
+                    # A future refuses it, and whoever waits would do so for ever.
+                    future.set_exception(RuntimeError(f"the handler raised {error!r}"))
                 except BaseException as error:  # noqa: BLE001 - handed to whoever waits
                     future.set_exception(error)
                 else:

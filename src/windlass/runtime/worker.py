@@ -98,13 +98,19 @@ class Worker:
             is_leader=lambda: companion.is_leader,
             went_idle=self._went_idle,
         )
-        self._reporter = Reporter(store=store, long_running=self._long_running, lost=self._job_lost)
+        self._reporter = Reporter(
+            store=store,
+            long_running=self._long_running,
+            lost=self._job_lost,
+            beside=self._fetcher.promote_while_busy,
+        )
         self._waiting: deque[Job] = deque()
         self._waiting_bytes = 0
         self._average_bytes = 0.0
         self._running: set[Job] = set()
         self._unsettled = 0
         self._outstanding: Counter[UUID] = Counter()
+        self._received: dict[UUID, float] = {}
         self._ended = 0
         self._rate = 0.0
         self._changed = asyncio.Event()
@@ -278,15 +284,26 @@ class Worker:
         while self.busy():
             await self._change()
 
-    async def take(self, claim: Claim, asked_at: float) -> None:
-        """Accept a claim: run what has a slot, keep the rest ready."""
-        now = time.monotonic()
+    def hold(self, claim: Claim, asked_at: float) -> None:
+        """Keep the lease of a claim."""
         self._leases.add(claim.token, asked_at)
-        self._outstanding[claim.token] = len(claim.tasks)
-        jobs = [Job(claim, task, now) for task in claim.tasks]
+        self._received[claim.token] = time.monotonic()
+
+    async def take(self, claim: Claim) -> None:
+        """Accept a claim that is held: run what has a slot, keep the rest ready."""
+        received_at = self._received.pop(claim.token)
+        if not self._leases.holds(claim.token):
+            emit("lease.lost", token=claim.token, tasks=len(claim.tasks))
+            return
+        jobs = [Job(claim, task, received_at) for task in claim.tasks]
         if claim.alone:
-            # Written before it runs: if it takes the worker down, it shows.
-            await self._reporter.report(jobs)
+            try:
+                # Written before it runs: if it takes the worker down, it shows.
+                await self._reporter.report(jobs)
+            except StoreUnavailable:
+                self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
+                raise
+        self._outstanding[claim.token] = len(claim.tasks)
         for job in jobs:
             size = len(job.task.payload)
             self._average_bytes += (size - self._average_bytes) * 0.05

@@ -213,12 +213,14 @@ BEGIN
             -- Many suspects at once are an outage and no poison: no need for each to run by itself.
             IF (SELECT count(*) FROM (SELECT FROM windlass.ready r WHERE r.lane IN (
                     SELECT k.lane FROM windlass.lane k WHERE k.kind = 2) LIMIT 101) s) > 100 THEN
-                SELECT greatest(1, wanted >> least(t.recoveries - 1, 20)) INTO wanted
-                FROM windlass.ready r
-                JOIN windlass.task t ON t.id = r.task_id
-                WHERE r.lane = head.lane
-                ORDER BY r.x, r.n
-                LIMIT 1;
+                wanted := coalesce((
+                    SELECT greatest(1, wanted >> least(t.recoveries - 1, 20))
+                    FROM windlass.ready r
+                    JOIN windlass.task t ON t.id = r.task_id
+                    WHERE r.lane = head.lane
+                    ORDER BY r.x, r.n
+                    LIMIT 1
+                ), 1);
             ELSE
                 wanted := 1;
             END IF;
@@ -257,7 +259,7 @@ BEGIN
         ), gone AS (
             DELETE FROM windlass.ready r
             USING found f
-            WHERE r.ctid = f.place
+            WHERE r.ctid = f.place AND r.ctid = ANY (ARRAY(SELECT o.place FROM found o))
             RETURNING f.task_id, f.generation, f.x, f.n, f.late
         )
         -- One order for all of them, so that it is sorted once.
@@ -306,7 +308,7 @@ BEGIN
             NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
             NULL::boolean[], NULL::boolean, NULL::float8
         FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
-        JOIN windlass.task t ON t.id = u.id
+        JOIN windlass.task t ON t.id = u.id AND t.id = ANY (ids)
         LEFT JOIN windlass.cancel_request q ON q.task_id = u.id
         ORDER BY u.ordinal;
     END IF;
@@ -524,7 +526,7 @@ BEGIN
     ), gone AS (
         DELETE FROM windlass.scheduled s
         USING due d
-        WHERE s.ctid = d.place
+        WHERE s.ctid = d.place AND s.ctid = ANY (ARRAY(SELECT o.place FROM due o))
         RETURNING d.task_id, d.lane, d.generation, d.due
     )
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
@@ -808,7 +810,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation
+                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -853,7 +855,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation
+                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -916,7 +918,7 @@ BEGIN
                     scheduled_for = CASE WHEN s.outcome = 'released' THEN t.scheduled_for ELSE s.due END,
                     returned_by = s.token
                 FROM settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation
+                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
                 RETURNING
                     t.id, t.generation, t.attempts, t.queue, t.type, t.priority, t.scheduled_for,
                     (CASE WHEN t.recoveries >= 2 THEN 2 WHEN s.outcome = 'released' THEN 1 ELSE 0 END)::smallint
@@ -1006,7 +1008,8 @@ BEGIN
         INSERT INTO windlass.running AS r (task_id, generation, token, started_at)
         SELECT a.task_id, a.generation, a.token, a.at
         FROM asked a
-        JOIN windlass.task t ON t.id = a.task_id AND t.generation = a.generation
+        JOIN windlass.task t
+            ON t.id = a.task_id AND t.generation = a.generation AND t.id = ANY (task_ids)
         WHERE a.at IS NOT NULL
         ORDER BY a.task_id
         ON CONFLICT (task_id) DO UPDATE
