@@ -228,10 +228,10 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT r.ready_at
             FROM windlass.ready r
-            WHERE r.lane = l.lane AND r.x = ANY (late)
+            WHERE late <> '{}' AND r.lane = l.lane AND r.x = ANY (late)
             ORDER BY r.x, r.n
             LIMIT 1
-        ) o ON late <> '{}'
+        ) o ON true
         ORDER BY
             least(h.ready_at, o.ready_at) - l.priority * ageing,
             l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC
