@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import os
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -11,7 +12,8 @@ import asyncpg
 import pytest
 
 from windlass.store.postgres.embedded import EmbeddedServer
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PACKAGE, PostgresOptions, PostgresStore
+from windlass.store.sqlfiles import SqlFiles
 
 _numbers = itertools.count()
 pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
@@ -41,29 +43,29 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def template(server_url: str) -> str:
-    """A migrated database to copy, made once per server."""
+    """A migrated database to copy, made once per server and state of the migrations."""
+    migrations = SqlFiles(PACKAGE, "windlass").migrations()
+    name = f"windlass_template_{zlib.crc32(repr(migrations).encode()):08x}"
 
     async def make() -> None:
         admin = await asyncpg.connect(on_database(server_url, "postgres"))
         try:
             await admin.execute("SELECT pg_advisory_lock($1)", TEMPLATE_LOCK)
             known = await admin.fetchval(
-                "SELECT datistemplate FROM pg_database WHERE datname = 'windlass_template'"
+                "SELECT datistemplate FROM pg_database WHERE datname = $1", name
             )
             if not known:
-                await admin.execute("DROP DATABASE IF EXISTS windlass_template")
-                await admin.execute("CREATE DATABASE windlass_template")
-                store = PostgresStore(
-                    PostgresOptions(url=on_database(server_url, "windlass_template"))
-                )
+                await admin.execute(f"DROP DATABASE IF EXISTS {name}")
+                await admin.execute(f"CREATE DATABASE {name}")
+                store = PostgresStore(PostgresOptions(url=on_database(server_url, name)))
                 await store.open()
                 await store.close()
-                await admin.execute("ALTER DATABASE windlass_template IS_TEMPLATE true")
+                await admin.execute(f"ALTER DATABASE {name} IS_TEMPLATE true")
         finally:
             await admin.close()
 
     asyncio.run(make())
-    return "windlass_template"
+    return name
 
 
 @pytest.fixture

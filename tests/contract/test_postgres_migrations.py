@@ -495,3 +495,13 @@ async def test_a_second_migration_waits_for_the_first_and_finds_it_done(
 
     assert [migration.number for migration in await first] == numbers(stores[0])
     assert await second == []
+
+
+async def test_eight_migrations_at_once_apply_each_step_once(empty_database_url: str) -> None:
+    stores = [PostgresStore(PostgresOptions(url=empty_database_url)) for _ in range(8)]
+
+    applied = await asyncio.gather(*(store.schema.migrate() for store in stores))
+
+    steps = [step.number for steps in applied for step in steps]
+    assert sorted(steps) == [step.number for step in stores[0]._sql.migrations()]
+    assert await stores[0].schema.pending() == []

@@ -1,0 +1,222 @@
+"""Lanes: their lower bound while transactions commit late, stay open or are undone; their rest."""
+
+import asyncio
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from contract.postgres_sessions import (
+    AT_ONCE,
+    Sessions,
+    add,
+    claim,
+    granted,
+    look_behind_twice,
+    request,
+)
+from windlass.store.postgres import store as store_module
+from windlass.store.postgres.cursors import Key
+from windlass.store.postgres.store import PostgresStore
+
+
+def bound(store: PostgresStore) -> Key:
+    """Where the next claim in the only lane starts."""
+    bounds, _ = store._cursors[False].begin()
+    (key,) = bounds.values()
+    return key
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The monotonic clock by which a store waits for an open transaction."""
+    moving = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=lambda: moving.now))
+    return moving
+
+
+async def test_a_task_whose_transaction_commits_late_is_claimed(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace
+) -> None:
+    slow = await sessions.begin()
+    (late,) = await add(slow.store)
+    early = await add(store, 20)
+    taken = await granted(store, limit=8)
+    taken += await granted(store, limit=8)
+    assert taken == early[:16]
+    assert bound(store) < (await slow.xid(), 0)
+
+    await slow.commit()
+
+    assert await granted(store) == [late, *early[16:]]
+
+
+async def test_a_task_whose_transaction_commits_during_a_claim_is_claimed_by_the_next(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    slow = await sessions.begin()
+    (late,) = await add(slow.store)
+    early = await add(store, 3)
+    pause = await sessions.pause("claim", "INSERT")
+
+    # The lanes have been read, and the claim is not done.
+    claiming = await sessions.blocked(granted(store), by=pause)
+    await slow.commit()
+    await pause.commit()
+
+    assert await claiming == early
+    assert await granted(store) == [late]
+
+
+async def test_claims_pass_an_open_writer_and_come_back_for_its_tasks(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace
+) -> None:
+    await sessions.watcher.execute("CREATE TABLE public.orders (id integer)")
+    writer = await sessions.begin()
+    await writer.connection.execute("INSERT INTO public.orders VALUES (1)")
+    late = await add(writer.store, 3)
+    xid = await writer.xid()
+    early = await add(store, 40)
+    taken = await granted(store, limit=10)
+    assert bound(store) < (xid, 0)
+
+    clock.now += 1.1
+    taken += await granted(store, limit=10)
+    passed = bound(store)
+    await writer.commit()
+    for _ in range(4):
+        taken += await granted(store, limit=10)
+
+    assert passed > (xid, 0)
+    assert sorted(taken) == sorted(early + late)
+    assert await granted(store) == []
+    assert xid not in store._cursors[False].begin()[1]  # it is not asked for any more
+
+
+async def test_an_open_writer_holds_the_bound_for_no_longer_than_a_second(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace
+) -> None:
+    await sessions.watcher.execute("CREATE TABLE public.orders (id integer)")
+    writer = await sessions.begin()
+    await writer.connection.execute("INSERT INTO public.orders VALUES (1)")
+    xid = await writer.xid()
+    bounds = []
+
+    for _ in range(5):
+        await add(store, 10)
+        assert len(await granted(store, limit=10)) == 10
+        bounds.append(bound(store))
+        clock.now += 0.4
+
+    assert [key > (xid, 0) for key in bounds] == [False, False, False, True, True]
+
+
+async def test_an_open_writer_that_is_undone_leaves_nothing_to_ask_for(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace
+) -> None:
+    writer = await sessions.begin()
+    await add(writer.store, 3)
+    xid = await writer.xid()
+    early = await add(store, 30)
+    taken = await granted(store, limit=10)
+    clock.now += 1.1
+    taken += await granted(store, limit=10)
+
+    await writer.rollback()
+    for _ in range(3):
+        taken += await granted(store, limit=10)
+
+    assert taken == early
+    assert xid not in store._cursors[False].begin()[1]
+
+
+async def test_tasks_of_two_lanes_and_several_open_writers_are_all_claimed_once(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace
+) -> None:
+    writers = [await sessions.begin() for _ in range(3)]
+    expected: list[UUID] = []
+    taken: list[UUID] = []
+    for turn in range(4):
+        for writer in writers:
+            expected += await add(writer.store, 2, priority=10 + 10 * (turn % 2))
+        expected += await add(store, 7, priority=10 + 10 * (turn % 2))
+        taken += await granted(store, limit=5)
+        clock.now += 0.6
+        if turn:
+            await writers.pop(turn % len(writers)).commit()
+    empty = 0
+    while empty < 3:  # a claim finds that a writer has ended, the next one asks for its tasks
+        more = await granted(store, limit=5)
+        taken += more
+        empty = 0 if more else empty + 1
+        clock.now += 0.6
+
+    assert sorted(taken) == sorted(expected)
+
+
+@pytest.mark.parametrize("seen_while_held", [False, True])
+async def test_tasks_of_a_claim_that_was_undone_are_claimed_in_the_end(
+    store: PostgresStore, sessions: Sessions, clock: SimpleNamespace, seen_while_held: bool
+) -> None:
+    ids = await add(store, 10)
+    claiming = await sessions.begin()
+    assert len((await claim(claiming.store, limit=5)).tasks) == 5
+    assert await granted(store) == ids[5:]
+    clock.now += 1.1  # passes whatever other tests have open in other databases
+    assert await granted(store) == []
+    if seen_while_held:
+        await look_behind_twice(store)
+        assert await granted(store) == []
+
+    await claiming.rollback()
+    assert await granted(store) == []
+    await look_behind_twice(store)
+
+    assert await granted(store) == ids[:5]
+
+
+async def test_a_worker_that_starts_reads_from_the_beginning(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 4)
+    claiming = await sessions.begin()
+    await claim(claiming.store, limit=2)
+    assert await granted(store) == ids[2:]
+    await claiming.rollback()
+
+    other = await sessions.open_store()
+
+    assert await granted(other) == ids[:2]
+
+
+async def test_a_claim_whose_answer_was_lost_reads_from_the_beginning(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 4)
+    claiming = await sessions.begin()
+    await claim(claiming.store, limit=2)
+    assert await granted(store) == ids[2:]
+    await claiming.rollback()
+    ids += await add(store)
+    pause = await sessions.pause("claim", "INSERT")
+
+    losing = await sessions.blocked(store.claim(request()), by=pause)
+    losing.cancel()
+    await asyncio.gather(losing, return_exceptions=True)
+    await pause.commit()
+
+    assert await granted(store) == [*ids[:2], ids[4]]
+
+
+async def test_two_claims_at_once_share_a_lane_without_waiting(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 10)
+    claiming = await sessions.begin()
+    first = await claim(claiming.store, limit=4)
+
+    async with asyncio.timeout(AT_ONCE):
+        second = await granted(store, limit=10)
+    await claiming.commit()
+
+    assert [task.id for task in first.tasks] + second == ids

@@ -1,0 +1,220 @@
+"""No statement waits for a user's transaction that was left open."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from contract.postgres_sessions import (
+    AT_ONCE,
+    DAY,
+    LEASE,
+    OTHER_WORKER,
+    TERM,
+    WORKER,
+    Session,
+    Sessions,
+    add,
+    bury,
+    claim,
+    lead,
+    new_task,
+    request,
+    settlements,
+    worker_info,
+)
+from windlass.model.task import (
+    CancelAnswer,
+    Change,
+    Claim,
+    Fence,
+    Leadership,
+    Outcome,
+    Pulse,
+    Started,
+    TaskFilter,
+    TypeDefaults,
+)
+from windlass.store import port
+from windlass.store.postgres import history
+from windlass.store.postgres.store import PostgresStore
+
+# Users' transactions left open
+
+
+class Scene:
+    """Something for every method of the store to do."""
+
+    def __init__(self, store: PostgresStore, leadership: Leadership) -> None:
+        self.store = store
+        self.leadership = leadership
+        self.ids: list[UUID] = []
+        self.claims: list[Claim] = []
+        self.buried: list[UUID] = []
+
+    @classmethod
+    async def set(cls, store: PostgresStore, sessions: Sessions) -> "Scene":
+        await add(store, retention=timedelta(0))
+        await store.settle(settlements(await claim(store), Outcome.COMPLETED))
+        await claim_some(store, 2)  # to be rescued
+        await sessions.advance(3 * DAY)  # the partition of the completed one is over
+        scene = cls(store, await lead(store))
+        scene.buried = [await bury(store), await bury(store)]
+        scene.claims = [await claim_some(store, 2), await claim_some(store, 2)]
+        await add(store, 2, delay=0.001)
+        scene.ids = await add(store, 4)
+        await store.register(worker_info(), lease=LEASE)
+        return scene
+
+    def fence(self) -> Fence:
+        (_, task), token = self.claims[1].tasks, self.claims[1].token
+        return Fence(token, task.id, task.generation)
+
+    async def listen(self) -> None:
+        async with self.store.listen(lambda: None):
+            pass
+
+
+async def claim_some(store: PostgresStore, number: int) -> Claim:
+    await add(store, number, type="some")
+    return await claim(store, limit=number, of="some")
+
+
+# In the order in which they are called.
+CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
+    "enqueue": lambda s: s.store.enqueue(
+        [new_task(type="new", idempotency_key="k"), new_task(delay=5.0)], fence=s.fence()
+    ),
+    "type_defaults": lambda s: s.store.type_defaults("resize"),
+    "register_types": lambda s: s.store.register_types([TypeDefaults("resize")]),
+    "change": lambda s: s.store.change(s.ids[0], Change(priority=20, queue="other")),
+    "cancel": lambda s: asyncio.gather(
+        s.store.cancel(s.ids[1], "waiting"), s.store.cancel(s.claims[0].tasks[0].id, "claimed")
+    ),
+    "claim": lambda s: s.store.claim(request()),
+    "start": lambda s: s.store.start(
+        [Started(s.claims[0].token, task.id, task.generation, 0.0) for task in s.claims[0].tasks]
+    ),
+    "requested_cancellations": lambda s: s.store.requested_cancellations(s.ids),
+    "register": lambda s: s.store.register(worker_info(OTHER_WORKER), lease=LEASE),
+    "pulse": lambda s: s.store.pulse(Pulse(WORKER, [s.claims[0].token], LEASE, 1, True)),
+    "set_idle": lambda s: s.store.set_idle(WORKER, idle=False),
+    "settle": lambda s: s.store.settle(
+        settlements(s.claims[0], Outcome.COMPLETED, reported=True)
+        + settlements(s.claims[1], Outcome.RETRIED)
+    ),
+    "deregister": lambda s: s.store.deregister(WORKER),
+    "retry": lambda s: s.store.retry(s.buried[0]),
+    "pause": lambda s: s.store.pause("default"),
+    "resume": lambda s: s.store.resume("default"),
+    "get": lambda s: s.store.get(s.ids[0]),
+    "ended": lambda s: s.store.ended(s.ids),
+    "tasks": lambda s: s.store.tasks(TaskFilter()),
+    "queues": lambda s: s.store.queues(),
+    "workers": lambda s: s.store.workers(),
+    "has_work": lambda s: s.store.has_work(["resize"], None),
+    "lead": lambda s: s.store.lead(WORKER, current=s.leadership, term=TERM),
+    "promote": lambda s: s.store.promote(100, leadership=s.leadership),
+    "rescue": lambda s: s.store.rescue(100, leadership=s.leadership),
+    "remove_dead_workers": lambda s: s.store.remove_dead_workers(leadership=s.leadership),
+    "tidy": lambda s: s.store.tidy(leadership=s.leadership),
+    "prepare_history": lambda s: s.store.prepare_history(leadership=s.leadership),
+    "retain": lambda s: s.store.retain(leadership=s.leadership),
+    "resign": lambda s: s.store.resign(s.leadership),
+    "listen": lambda s: s.listen(),
+}
+
+
+def test_every_method_of_the_port_is_called_beside_a_users_transaction() -> None:
+    protocols = [
+        protocol
+        for protocol in vars(port).values()
+        if getattr(protocol, "_is_protocol", False) and protocol.__module__ == port.__name__
+    ]
+    methods = {name for protocol in protocols for name in vars(protocol) if name[0] != "_"}
+
+    assert set(CALLS) == methods - {"open", "close", "beside"}
+
+
+async def open_reader(sessions: Sessions) -> Session:
+    """A report that has looked at everything and is not done."""
+    reader = Session(await sessions.connect(), sessions.url)
+    await reader.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    tables = await reader.connection.fetch(
+        "SELECT oid::regclass::text FROM pg_class "
+        "WHERE relnamespace = 'windlass'::regnamespace AND relkind IN ('r', 'p', 'v')"
+    )
+    for (table,) in tables:
+        await reader.connection.fetchval(f"SELECT count(*) FROM {table}")
+    return reader
+
+
+async def open_writer(sessions: Sessions) -> Session:
+    """An application in the middle of something of its own."""
+    await sessions.watcher.execute("CREATE TABLE public.orders (id integer)")
+    writer = await sessions.begin()
+    await writer.connection.execute("INSERT INTO public.orders VALUES (1)")
+    await writer.xid()
+    return writer
+
+
+@pytest.mark.parametrize("open_transaction", [open_reader, open_writer])
+async def test_no_method_waits_for_a_users_open_transaction(
+    store: PostgresStore,
+    sessions: Sessions,
+    monkeypatch: pytest.MonkeyPatch,
+    open_transaction: Callable[[Sessions], Awaitable[Session]],
+) -> None:
+    monkeypatch.setattr(history, "DETACH_WITHIN", 0.3)  # what retain waits for a reader
+    scene = await Scene.set(store, sessions)
+    user = await open_transaction(sessions)
+    hung = []
+
+    for name, call in CALLS.items():
+        try:
+            async with asyncio.timeout(AT_ONCE):
+                await call(scene)
+        except TimeoutError:
+            hung.append(name)
+
+    assert hung == []
+    state = "SELECT state FROM pg_stat_activity WHERE pid = $1"
+    assert await sessions.watcher.fetchval(state, user.pid) == "idle in transaction"
+
+
+@pytest.mark.parametrize("open_transaction", [open_reader, open_writer])
+async def test_a_store_opens_beside_a_users_open_transaction(
+    sessions: Sessions, open_transaction: Callable[[Sessions], Awaitable[Session]]
+) -> None:
+    await open_transaction(sessions)
+
+    async with asyncio.timeout(AT_ONCE):
+        other = await sessions.open_store()
+        beside = other.beside()
+        await beside.open()
+        await beside.close()
+
+
+# Other defaults
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+async def test_a_stricter_default_isolation_of_the_database_changes_nothing(
+    store: PostgresStore, sessions: Sessions, isolation: str
+) -> None:
+    database = await sessions.watcher.fetchval("SELECT current_database()")
+    await sessions.watcher.execute(
+        f"ALTER DATABASE {database} SET default_transaction_isolation TO '{isolation}'"
+    )
+    fresh = await sessions.open_store()
+    (task_id,) = await add(store)
+    claiming = await sessions.begin()
+    await claim(claiming.store)
+
+    cancelling = await sessions.blocked(fresh.cancel(task_id, "no need"), by=claiming)
+    await claiming.commit()
+
+    assert await cancelling is CancelAnswer.REQUESTED

@@ -1,0 +1,236 @@
+"""A waiting task that two sessions reach for: claim, cancel, change, promotion."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from contract.postgres_sessions import (
+    AT_ONCE,
+    Sessions,
+    add,
+    claim,
+    granted,
+    lead,
+    look_behind_twice,
+    settlements,
+)
+from windlass.model.errors import (
+    WrongState,
+)
+from windlass.model.task import (
+    Answer,
+    CancelAnswer,
+    Change,
+    Outcome,
+    TaskState,
+)
+from windlass.store.postgres.store import PostgresStore
+
+# Claim against cancel and change
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_a_claim_skips_a_task_that_is_being_cancelled(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    task_id, other = await add(store, 2)
+    cancelling = await sessions.begin()
+    assert await cancelling.store.cancel(task_id, "no need") is CancelAnswer.CANCELLED
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await granted(store) == [other]
+    await (cancelling.rollback() if undone else cancelling.commit())
+    await look_behind_twice(store)
+
+    assert await granted(store) == ([task_id] if undone else [])
+    assert await sessions.places(task_id) == (["claim"] if undone else ["history"])
+
+
+async def test_a_cancel_that_waits_for_a_claim_ends_as_a_request(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    claiming = await sessions.begin()
+    held = await claim(claiming.store)
+
+    cancelling = await sessions.blocked(store.cancel(task_id, "no need"), by=claiming)
+    await claiming.commit()
+
+    assert await cancelling is CancelAnswer.REQUESTED
+    assert await store.requested_cancellations([task_id]) == {task_id: "no need"}
+    assert await sessions.places(task_id) == ["claim"]
+    assert await store.settle(settlements(held, Outcome.RELEASED)) == [Answer.APPLIED]
+    assert await sessions.places(task_id) == ["history"]
+
+
+async def test_a_cancel_that_waits_for_a_claim_that_is_undone_cancels(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    claiming = await sessions.begin()
+    await claim(claiming.store)
+
+    cancelling = await sessions.blocked(store.cancel(task_id, "no need"), by=claiming)
+    await claiming.rollback()
+
+    assert await cancelling is CancelAnswer.CANCELLED
+    assert await sessions.places(task_id) == ["history"]
+    assert await granted(store) == []
+
+
+async def test_a_claim_skips_a_task_that_is_being_changed_and_finds_it_where_it_went(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    changing = await sessions.begin()
+    await changing.store.change(task_id, Change(priority=50, queue="fast"))
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await granted(store) == []
+    await changing.commit()
+
+    assert await granted(store) == [task_id]
+
+
+async def test_a_change_that_waits_for_a_claim_is_refused(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    claiming = await sessions.begin()
+    await claim(claiming.store)
+
+    changing = await sessions.blocked(store.change(task_id, Change(priority=50)), by=claiming)
+    await claiming.commit()
+
+    with pytest.raises(WrongState):
+        await changing
+    assert (await store.get(task_id)).priority == 10
+
+
+async def test_a_cancel_waits_for_no_settlement_of_the_claimed_task(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    held = await claim(store)
+    settling = await sessions.begin()
+    await settling.store.settle(settlements(held, Outcome.RETRIED))
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.cancel(task_id, "no need") is CancelAnswer.REQUESTED
+    await settling.commit()
+    await store.tidy(leadership=await lead(store))
+
+    # It came back although its cancellation was asked for: the leader finishes the request.
+    assert await sessions.places(task_id) == ["history"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+@pytest.mark.parametrize(
+    ("before", "change"),
+    [
+        ({}, Change(delay=3600.0)),
+        ({"delay": 3600.0}, Change(delay=0.0)),
+        ({}, Change(priority=50)),
+    ],
+)
+async def test_a_cancel_that_waits_for_a_change_finds_the_task_where_it_went(
+    store: PostgresStore,
+    sessions: Sessions,
+    before: dict[str, Any],
+    change: Change,
+    undone: bool,
+) -> None:
+    (task_id,) = await add(store, **before)
+    changing = await sessions.begin()
+    await changing.store.change(task_id, change)
+
+    cancelling = await sessions.blocked(store.cancel(task_id, "no need"), by=changing)
+    await (changing.rollback() if undone else changing.commit())
+
+    assert await cancelling is CancelAnswer.CANCELLED
+    assert await sessions.places(task_id) == ["history"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_of_two_cancels_the_second_waits_and_answers_by_what_became_of_the_first(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    (task_id,) = await add(store)
+    first = await sessions.begin()
+    await first.store.cancel(task_id, "first")
+
+    second = await sessions.blocked(store.cancel(task_id, "second"), by=first)
+    await (first.rollback() if undone else first.commit())
+
+    assert await second is (CancelAnswer.CANCELLED if undone else CancelAnswer.ENDED)
+    assert (await store.get(task_id)).last_error == ("second" if undone else "first")
+
+
+# Promotion against cancel and change
+
+
+@pytest.mark.parametrize("verb", ["cancel", "change"])
+async def test_a_promotion_skips_a_task_that_somebody_is_taking(
+    store: PostgresStore, sessions: Sessions, verb: str
+) -> None:
+    taken, due = await add(store, 2, delay=60.0)
+    await sessions.advance(timedelta(seconds=61))
+    taking = await sessions.begin()
+    await take(taking.store, taken, verb)
+
+    async with asyncio.timeout(AT_ONCE):
+        promoted = await store.promote(100)
+    await taking.rollback()
+
+    assert promoted == 1
+    assert await sessions.places(due) == ["ready"]
+    assert await sessions.places(taken) == ["scheduled"]
+    assert await store.promote(100) == 1
+    assert await sessions.places(taken) == ["ready"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+@pytest.mark.parametrize("verb", ["cancel", "change"])
+async def test_whoever_waits_for_a_promotion_finds_the_task_where_it_is_then(
+    store: PostgresStore, sessions: Sessions, verb: str, undone: bool
+) -> None:
+    (task_id,) = await add(store, delay=60.0)
+    await sessions.advance(timedelta(seconds=61))
+    promoting = await sessions.begin()
+    assert await promoting.store.promote(100) == 1
+
+    taking = await sessions.blocked(take(store, task_id, verb), by=promoting)
+    await (promoting.rollback() if undone else promoting.commit())
+    await taking
+
+    if verb == "cancel":
+        assert await sessions.places(task_id) == ["history"]
+        assert (await store.get(task_id)).status is TaskState.CANCELLED
+    else:
+        assert await sessions.places(task_id) == ["scheduled"]
+        assert (await store.get(task_id)).priority == 50
+
+
+async def test_two_promotions_at_once_share_what_is_due(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 10, delay=60.0)
+    await sessions.advance(timedelta(seconds=61))
+    promoting = await sessions.begin()
+    assert await promoting.store.promote(4) == 4
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.promote(100) == 6
+    await promoting.commit()
+
+    assert len(await granted(store, limit=100)) == 10
+
+
+async def take(store: PostgresStore, task_id: UUID, verb: str) -> None:
+    if verb == "cancel":
+        await store.cancel(task_id, "no need")
+    else:
+        await store.change(task_id, Change(priority=50, delay=3600.0))
