@@ -1,6 +1,8 @@
 """Lanes: their lower bound while transactions commit late, stay open or are undone; their rest."""
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -8,13 +10,17 @@ import pytest
 
 from contract.postgres_sessions import (
     AT_ONCE,
+    WORKER,
     Sessions,
     add,
     claim,
     granted,
+    lead,
     look_behind_twice,
     request,
+    settlements,
 )
+from windlass.model.task import Leadership, Outcome
 from windlass.store.postgres import store as store_module
 from windlass.store.postgres.cursors import Key
 from windlass.store.postgres.store import PostgresStore
@@ -220,3 +226,115 @@ async def test_two_claims_at_once_share_a_lane_without_waiting(
     await claiming.commit()
 
     assert [task.id for task in first.tasks] + second == ids
+
+
+# Lanes that rest
+
+
+LISTED = "SELECT count(*) FROM windlass.lane WHERE retired_at IS NULL"
+RETIRED = "SELECT count(*) FROM windlass.lane WHERE retired_at IS NOT NULL"
+
+
+async def tidy_hours_later(store: PostgresStore, sessions: Sessions, hours: int = 2) -> None:
+    """Move the clock past the moment at which an empty lane is retired, and tidy."""
+    await sessions.advance(timedelta(hours=hours))
+    await store.tidy(leadership=await lead(store))
+
+
+async def test_an_empty_lane_is_retired_and_the_next_task_lists_it_again(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store)
+    await granted(store)
+    await tidy_hours_later(store, sessions)
+    assert await sessions.watcher.fetchval(LISTED) == 0
+    assert await granted(store) == []
+
+    again = await add(store)
+
+    assert await granted(store) == again
+    await store.tidy(leadership=Leadership(WORKER, 1))
+    assert await sessions.watcher.fetchval(LISTED) == 1
+    assert await sessions.watcher.fetchval(RETIRED) == 0
+
+
+async def test_a_lane_with_a_task_and_a_lane_that_is_new_are_not_retired(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    waiting = await add(store, type="old")
+    await sessions.advance(timedelta(hours=2))
+    await add(store, type="new")
+    await granted(store, of="new")
+
+    await store.tidy(leadership=await lead(store))
+
+    assert await sessions.watcher.fetchval(RETIRED) == 0
+    assert await granted(store, of="old") == waiting
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+async def test_a_task_of_a_transaction_that_saw_its_lane_before_it_was_retired_is_found(
+    store: PostgresStore, sessions: Sessions, isolation: str
+) -> None:
+    await add(store)
+    await granted(store)
+    producer = await sessions.begin(isolation)
+    counting_on_the_lane = await add(producer.store)
+    await tidy_hours_later(store, sessions)
+    await producer.commit()
+    assert await sessions.watcher.fetchval(LISTED) == 0
+
+    assert await store.tidy(leadership=Leadership(WORKER, 1)) > 0
+
+    assert await granted(store) == counting_on_the_lane
+
+
+@pytest.mark.parametrize(
+    "ways_back",
+    [
+        (Outcome.RETRIED, Outcome.RETRIED),
+        (Outcome.RELEASED, Outcome.RELEASED),
+        (Outcome.RELEASED, None),
+    ],
+)
+async def test_a_task_that_comes_back_lists_its_lane_again(
+    store: PostgresStore, sessions: Sessions, ways_back: Sequence[Outcome | None]
+) -> None:
+    (task_id,) = await add(store)
+    for turn, come_back in enumerate(ways_back, start=1):  # the first may make a new lane
+        held = await claim(store)
+        assert [task.id for task in held.tasks] == [task_id]
+        await tidy_hours_later(store, sessions, hours=2 * turn)
+        assert await sessions.watcher.fetchval(LISTED) == 0
+
+        if come_back is None:
+            await store.rescue(10)
+        else:
+            await store.settle(settlements(held, come_back))
+
+    assert await granted(store) == [task_id]
+
+
+async def test_a_task_whose_time_comes_lists_its_lane_again(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    later = await add(store, delay=3 * 3600.0)
+    await tidy_hours_later(store, sessions)
+    assert await sessions.watcher.fetchval(LISTED) == 0
+    await sessions.advance(timedelta(hours=4))
+
+    assert await store.promote(10) == 1
+
+    assert await granted(store) == later
+
+
+async def test_a_reader_forgets_a_lane_that_rests(store: PostgresStore, sessions: Sessions) -> None:
+    await add(store)
+    await granted(store)
+    await granted(store)
+    assert len(store._cursors[False].begin()[0]) == 1
+
+    await tidy_hours_later(store, sessions)
+
+    assert await granted(store) == []
+    assert store._cursors[False].begin() == ({}, [])

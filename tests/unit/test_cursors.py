@@ -128,11 +128,25 @@ def test_a_late_transaction_is_asked_for_in_each_lane_that_passed_it() -> None:
     lanes = [LaneRead(lane, Key(11, lane), to_end=False) for lane in (1, 2)]
     for now in (0.0, PASS_AFTER):
         read(cursors, snapshot(20, 9), now, *lanes)
-    read(cursors, snapshot(21), 2.0)
+    read(cursors, snapshot(21), 2.0, *lanes)
 
-    read(cursors, snapshot(21), 2.0, LaneRead(1, None, to_end=True))
+    read(cursors, snapshot(21), 2.0, LaneRead(1, Key(11, 5), to_end=False))
     assert cursors.begin()[1] == [9]
-    read(cursors, snapshot(21), 2.0, LaneRead(2, None, to_end=True))
+    read(cursors, snapshot(21), 2.0, LaneRead(2, Key(11, 5), to_end=False))
+    assert cursors.begin()[1] == []
+
+
+def test_lanes_that_a_claim_of_all_there_is_did_not_read_are_forgotten() -> None:
+    cursors = LaneCursors()
+    lanes = [LaneRead(lane, Key(11, lane), to_end=False) for lane in (1, 2)]
+    for now in (0.0, PASS_AFTER):
+        read(cursors, snapshot(20, 9), now, *lanes)
+    read(cursors, snapshot(21), 2.0, *lanes)
+
+    read(cursors, snapshot(21), 2.0, LaneRead(1, Key(11, 5), to_end=False))
+    assert set(cursors.begin()[0]) == {1, 2}
+    read(cursors, snapshot(21), 2.0, LaneRead(1, None, to_end=True))
+    assert set(cursors.begin()[0]) == {1}
     assert cursors.begin()[1] == []
 
 

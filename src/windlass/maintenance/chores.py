@@ -79,7 +79,7 @@ def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
         Chore("rescue", sweep, rescue),
         Chore("promote", sweep, promote, at_most=1 / 20),
         Chore("remove-workers", sweep, remove_workers),
-        Chore("tidy", 6 * sweep, tidy),
+        Chore("tidy", 2 * sweep, tidy, at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
     ]

@@ -107,6 +107,17 @@ class LaneCursors:
             else:
                 continue
             self._bounds[lane.lane] = max(self._bounds.get(lane.lane, BEGINNING), reached)
+        if all(lane.to_end for lane in lanes):
+            self._forget_all_but({lane.lane for lane in lanes})
+
+    def _forget_all_but(self, lanes: set[int]) -> None:
+        """Drop what is known of lanes that a claim no longer reads: retired, or of a paused queue.
+
+        One that comes back is read from its beginning.
+        """
+        if len(self._bounds) > len(lanes):
+            self._bounds = {lane: key for lane, key in self._bounds.items() if lane in lanes}
+            self._late = {xid: left & lanes for xid, left in self._late.items() if left & lanes}
 
     def lower(self, found: dict[int, Key]) -> bool:
         """Take in rows seen behind the bounds; true if any should be looked for again soon.

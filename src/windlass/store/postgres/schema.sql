@@ -49,7 +49,9 @@ FROM (
         u.queue, u.type, u.priority, u.kind
     FROM unnest(queues, types, priorities, kinds) AS u (queue, type, priority, kind)
 ) k
-WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane)
+WHERE NOT EXISTS (
+    SELECT FROM windlass.lane l WHERE l.lane = k.lane AND l.retired_at IS NULL
+)
 $$;
 
 CREATE FUNCTION windlass.assert_leader(claimant uuid, claimed_term bigint) RETURNS void
@@ -158,9 +160,16 @@ CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], 
 DECLARE
     -- Taken before any lane is read: what it calls finished is visible to every read below.
     seen constant pg_snapshot := pg_current_snapshot();
-    late constant xid8[] := ARRAY(SELECT u.x::text::xid8 FROM unnest(late_x) AS u (x));
+    late constant xid8[] := ARRAY(SELECT u.x::text::xid8 FROM unnest(late_x) AS u (x) ORDER BY u.x);
+    passed xid8;
+    after_x xid8;
+    after_n bigint;
+    until_x xid8;
     head record;
     batch record;
+    end_x bigint;
+    end_n bigint;
+    ended boolean;
     taken integer := 0;
     ids uuid[] := '{}';
     generations integer[] := '{}';
@@ -178,9 +187,10 @@ BEGIN
             coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
             least(h.ready_at, o.ready_at) AS ready_at
         FROM (
-            SELECT DISTINCT k.lane, k.kind, k.queue, k.type, k.priority
+            SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
             FROM windlass.lane k
             WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
+                AND k.retired_at IS NULL
                 AND NOT EXISTS (
                     SELECT FROM windlass.queue q
                     WHERE q.name = k.queue AND q.paused_at IS NOT NULL
@@ -195,10 +205,16 @@ BEGIN
             LIMIT 1
         ) h ON true
         LEFT JOIN LATERAL (
-            SELECT r.ready_at
-            FROM windlass.ready r
-            WHERE late <> '{}' AND r.lane = l.lane AND r.x = ANY (late)
-            ORDER BY r.x, r.n
+            SELECT f.ready_at
+            FROM unnest(late) AS e (x)
+            CROSS JOIN LATERAL (
+                SELECT r.ready_at
+                FROM windlass.ready r
+                WHERE r.lane = l.lane AND r.x = e.x
+                ORDER BY r.n
+                LIMIT 1
+            ) f
+            ORDER BY e.x
             LIMIT 1
         ) o ON true
         ORDER BY
@@ -237,48 +253,49 @@ BEGIN
             CONTINUE;
         END IF;
 
-        WITH behind AS MATERIALIZED (
-            SELECT r.ctid AS place, r.task_id, r.generation, r.x, r.n
-            FROM windlass.ready r
-            WHERE late <> '{}' AND r.lane = head.lane AND r.x = ANY (late)
-                AND (r.x, r.n) <= (head.x, head.n)
-            ORDER BY r.x, r.n
-            LIMIT wanted - taken
-            FOR UPDATE SKIP LOCKED
-        ), ahead AS MATERIALIZED (
-            SELECT r.ctid AS place, r.task_id, r.generation, r.x, r.n
-            FROM windlass.ready r
-            WHERE r.lane = head.lane AND (r.x, r.n) > (head.x, head.n)
-            ORDER BY r.x, r.n
-            LIMIT wanted - taken - (SELECT count(*) FROM behind)
-            FOR UPDATE SKIP LOCKED
-        ), found AS (
-            SELECT b.place, b.task_id, b.generation, b.x, b.n, true AS late FROM behind b
-            UNION ALL
-            SELECT a.place, a.task_id, a.generation, a.x, a.n, false FROM ahead a
-        ), gone AS (
-            DELETE FROM windlass.ready r
-            USING found f
-            WHERE r.ctid = f.place AND r.ctid = ANY (ARRAY(SELECT o.place FROM found o))
-            RETURNING f.task_id, f.generation, f.x, f.n, f.late
-        )
-        -- One order for all of them, so that it is sorted once.
-        SELECT
-            coalesce(array_agg(g.task_id ORDER BY g.late DESC, g.x, g.n), '{}') AS ids,
-            coalesce(array_agg(g.generation ORDER BY g.late DESC, g.x, g.n), '{}') AS generations,
-            array_agg(g.x ORDER BY g.late DESC, g.x, g.n) AS xs,
-            array_agg(g.n ORDER BY g.late DESC, g.x, g.n) AS ns,
-            coalesce(bool_or(NOT g.late), false) AS in_order
-        INTO batch
-        FROM gone g;
+        end_x := NULL; end_n := NULL; ended := false;
+        -- First what lies behind, by its transaction; then what lies ahead.
+        FOREACH passed IN ARRAY late || NULL::xid8 LOOP
+            CONTINUE WHEN passed >= head.x;
+            EXIT WHEN taken >= wanted;
+            after_x := coalesce(passed, head.x);
+            after_n := CASE WHEN passed IS NULL THEN head.n ELSE -1 END;
+            until_x := coalesce(passed, '18446744073709551615');
+            WITH found AS MATERIALIZED (
+                SELECT r.ctid AS place, r.task_id, r.generation, r.x, r.n
+                FROM windlass.ready r
+                WHERE r.lane = head.lane AND (r.x, r.n) > (after_x, after_n) AND r.x <= until_x
+                ORDER BY r.x, r.n
+                LIMIT wanted - taken
+                FOR UPDATE SKIP LOCKED
+            ), gone AS (
+                DELETE FROM windlass.ready r
+                USING found f
+                WHERE r.ctid = f.place
+                RETURNING f.task_id, f.generation, f.x, f.n
+            )
+            -- One order for all of them, so that it is sorted once.
+            SELECT
+                coalesce(array_agg(g.task_id ORDER BY g.x, g.n), '{}') AS ids,
+                coalesce(array_agg(g.generation ORDER BY g.x, g.n), '{}') AS generations,
+                array_agg(g.x ORDER BY g.x, g.n) AS xs,
+                array_agg(g.n ORDER BY g.x, g.n) AS ns
+            INTO batch
+            FROM gone g;
 
+            IF passed IS NULL THEN
+                end_x := batch.xs[cardinality(batch.xs)]::text::bigint;
+                end_n := batch.ns[cardinality(batch.ns)];
+                ended := cardinality(batch.ids) < wanted - taken;
+            END IF;
+            ids := ids || batch.ids;
+            generations := generations || batch.generations;
+            taken := cardinality(ids);
+        END LOOP;
         all_lanes := all_lanes || head.lane;
-        all_x := all_x || CASE WHEN batch.in_order THEN batch.xs[cardinality(batch.xs)]::text::bigint END;
-        all_n := all_n || CASE WHEN batch.in_order THEN batch.ns[cardinality(batch.ns)] END;
-        all_ends := all_ends || (cardinality(batch.ids) < wanted - taken);
-        ids := ids || batch.ids;
-        generations := generations || batch.generations;
-        taken := cardinality(ids);
+        all_x := all_x || end_x;
+        all_n := all_n || end_n;
+        all_ends := all_ends || ended;
     END LOOP;
 
     IF taken > 0 THEN
@@ -308,8 +325,8 @@ BEGIN
             NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
             NULL::boolean[], NULL::boolean, NULL::float8
         FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
-        JOIN windlass.task t ON t.id = u.id AND t.id = ANY (ids)
-        LEFT JOIN windlass.cancel_request q ON q.task_id = u.id
+        JOIN windlass.task t ON t.id = ANY (ARRAY[u.id])
+        LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.id])
         ORDER BY u.ordinal;
     END IF;
 END
@@ -511,6 +528,7 @@ CREATE FUNCTION windlass.promote_due(max_tasks integer, all_of_them boolean) RET
     AS $$
 DECLARE
     promoted integer;
+    lanes bigint[];
     -- Values, since a volatile call is no condition that an index can be searched by.
     latest constant timestamptz := windlass.clock();
     earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
@@ -526,15 +544,18 @@ BEGIN
     ), gone AS (
         DELETE FROM windlass.scheduled s
         USING due d
-        WHERE s.ctid = d.place AND s.ctid = ANY (ARRAY(SELECT o.place FROM due o))
+        WHERE s.ctid = d.place
         RETURNING d.task_id, d.lane, d.generation, d.due
+    ), added AS (
+        INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+        SELECT g.lane, g.task_id, g.generation, g.due
+        FROM gone g
+        ORDER BY g.due, g.task_id
+        RETURNING lane
     )
-    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
-    SELECT g.lane, g.task_id, g.generation, g.due
-    FROM gone g
-    ORDER BY g.due, g.task_id;
-    GET DIAGNOSTICS promoted = ROW_COUNT;
+    SELECT count(*), array_agg(DISTINCT a.lane) INTO promoted, lanes FROM added a;
     IF promoted > 0 THEN
+        PERFORM windlass.relist_lanes(lanes);
         PERFORM windlass.wake(false);
     END IF;
     RETURN promoted;
@@ -562,8 +583,28 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.relist_lanes(lanes bigint[]) RETURNS integer
+    LANGUAGE sql
+    AS $$
+WITH listed AS (
+    INSERT INTO windlass.lane (lane, queue, type, priority, kind)
+    SELECT DISTINCT l.lane, l.queue, l.type, l.priority, l.kind
+    FROM windlass.lane l
+    WHERE l.lane = ANY (lanes) AND l.retired_at IS NOT NULL
+        AND NOT EXISTS (
+            SELECT FROM windlass.lane k WHERE k.lane = l.lane AND k.retired_at IS NULL
+        )
+    RETURNING lane
+)
+SELECT count(*)::integer FROM listed
+$$;
+
 CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interval, retention interval, key_retention interval) RETURNS TABLE(claims integer, returned integer, lost_attempts integer, dead integer, cancelled integer)
     LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -599,16 +640,16 @@ BEGIN
             FROM windlass.claim_task b
             CROSS JOIN LATERAL unnest(b.task_ids, b.generations) WITH ORDINALITY
                 AS u (task_id, generation, ordinal)
-            JOIN windlass.task t ON t.id = u.task_id AND t.generation = u.generation
-            LEFT JOIN windlass.running r ON r.task_id = t.id AND r.generation = t.generation
-            LEFT JOIN windlass.cancel_request q ON q.task_id = t.id
+            JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id]) AND t.generation = u.generation
+            LEFT JOIN windlass.running r ON r.task_id = ANY (ARRAY[u.task_id]) AND r.generation = u.generation
+            LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.task_id])
             WHERE b.token = expired.token
-            ORDER BY t.id
+            ORDER BY u.task_id
             FOR UPDATE OF t SKIP LOCKED
         ), gone AS (
             DELETE FROM windlass.task t
             USING held h
-            WHERE t.id = h.id AND h.fate IN ('dead', 'cancelled')
+            WHERE t.id = ANY (ARRAY[h.id]) AND h.fate IN ('dead', 'cancelled')
             RETURNING t.*, h.fate, h.error, h.reason, h.started_at
         ), buried AS (
             INSERT INTO windlass.dead (
@@ -646,7 +687,7 @@ BEGIN
                 recoveries = least(t.recoveries + (h.fate = 'returned')::int, 1000),
                 returned_by = NULL
             FROM held h
-            WHERE t.id = h.id AND h.fate IN ('lost', 'returned')
+            WHERE t.id = ANY (ARRAY[h.id]) AND h.fate IN ('lost', 'returned')
             RETURNING t.id, t.generation, t.attempts, t.queue, t.type, t.priority, t.scheduled_for,
                 (CASE WHEN t.recoveries >= 2 THEN 2 ELSE 1 END)::smallint AS kind,
                 h.fate, h.error, h.started_at, h.ordinal
@@ -663,6 +704,7 @@ BEGIN
             WHERE NOT EXISTS (
                 SELECT FROM windlass.lane l
                 WHERE l.lane = windlass.lane_number(b.queue, b.type, b.priority, b.kind)
+                    AND l.retired_at IS NULL
             )
         ), noted AS (
             INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
@@ -671,11 +713,11 @@ BEGIN
             FROM back b
             WHERE b.fate = 'lost'
         ), unfolded AS (
-            DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id
+            DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id])
         ), answered AS (
-            DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
+            DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
         ), stopped AS (
-            DELETE FROM windlass.running r USING held h WHERE r.task_id = h.id
+            DELETE FROM windlass.running r USING held h WHERE r.task_id = ANY (ARRAY[h.id])
         )
         SELECT
             count(*) FILTER (WHERE h.fate IN ('returned', 'lost')) AS returned,
@@ -690,7 +732,7 @@ BEGIN
             SELECT
             FROM windlass.claim_task b
             CROSS JOIN LATERAL unnest(b.task_ids, b.generations) AS u (task_id, generation)
-            JOIN windlass.task t ON t.id = u.task_id AND t.generation = u.generation
+            JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id]) AND t.generation = u.generation
             WHERE b.token = expired.token
         ) THEN
             CONTINUE WHEN sums.returned + sums.dead + sums.cancelled = 0;
@@ -791,7 +833,7 @@ BEGIN
             INTO outcomes, errors
             FROM unnest(task_ids, outcomes, errors) WITH ORDINALITY AS u (task_id, outcome, error, ordinal)
             LEFT JOIN windlass.cancel_request q
-                ON q.task_id = u.task_id AND u.outcome IN ('retried', 'snoozed', 'released');
+                ON q.task_id = ANY (ARRAY[u.task_id]) AND u.outcome IN ('retried', 'snoozed', 'released');
         END IF;
         at := windlass.clock();
 
@@ -810,7 +852,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -833,9 +875,11 @@ BEGIN
                     CASE WHEN e.generation > 1 THEN windlass.folded_attempts(e.id) END
                 FROM ended e
             ), unfolded AS (
-                DELETE FROM windlass.attempt a USING ended e WHERE e.generation > 1 AND a.task_id = e.id
+                DELETE FROM windlass.attempt a USING ended e
+                WHERE e.generation > 1 AND a.task_id = ANY (ARRAY[e.id])
             ), stopped AS (
-                DELETE FROM windlass.running r USING ended e WHERE e.reported AND r.task_id = e.id
+                DELETE FROM windlass.running r USING ended e
+                WHERE e.reported AND r.task_id = ANY (ARRAY[e.id])
             )
             SELECT coalesce(array_agg(e.ordinal), '{}') INTO batch FROM ended e;
             settled := settled || batch;
@@ -855,7 +899,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -883,9 +927,10 @@ BEGIN
                     )
                 FROM ended e
             ), unfolded AS (
-                DELETE FROM windlass.attempt a USING ended e WHERE a.task_id = e.id
+                DELETE FROM windlass.attempt a USING ended e WHERE a.task_id = ANY (ARRAY[e.id])
             ), stopped AS (
-                DELETE FROM windlass.running r USING ended e WHERE e.reported AND r.task_id = e.id
+                DELETE FROM windlass.running r USING ended e
+                WHERE e.reported AND r.task_id = ANY (ARRAY[e.id])
             )
             SELECT coalesce(array_agg(e.ordinal), '{}') INTO batch FROM ended e;
             settled := settled || batch;
@@ -894,7 +939,7 @@ BEGIN
         IF EXISTS (SELECT FROM windlass.cancel_request) THEN
             DELETE FROM windlass.cancel_request q
             USING unnest(settled) AS s (ordinal)
-            WHERE q.task_id = task_ids[s.ordinal];
+            WHERE q.task_id = ANY (ARRAY[task_ids[s.ordinal]]);
         END IF;
 
         IF outcomes && '{retried,snoozed,released}' THEN
@@ -918,7 +963,7 @@ BEGIN
                     scheduled_for = CASE WHEN s.outcome = 'released' THEN t.scheduled_for ELSE s.due END,
                     returned_by = s.token
                 FROM settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
                 RETURNING
                     t.id, t.generation, t.attempts, t.queue, t.type, t.priority, t.scheduled_for,
                     (CASE WHEN t.recoveries >= 2 THEN 2 WHEN s.outcome = 'released' THEN 1 ELSE 0 END)::smallint
@@ -944,6 +989,7 @@ BEGIN
                 WHERE NOT EXISTS (
                     SELECT FROM windlass.lane l
                     WHERE l.lane = windlass.lane_number(r.queue, r.type, r.priority, r.kind)
+                        AND l.retired_at IS NULL
                 )
             ), noted AS (
                 INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
@@ -951,7 +997,8 @@ BEGIN
                 FROM returned r
                 WHERE r.outcome = 'retried'
             ), stopped AS (
-                DELETE FROM windlass.running u USING returned r WHERE r.reported AND u.task_id = r.id
+                DELETE FROM windlass.running u USING returned r
+                WHERE r.reported AND u.task_id = ANY (ARRAY[r.id])
             )
             SELECT coalesce(array_agg(r.ordinal), '{}') INTO batch FROM returned r;
             settled := settled || batch;
@@ -996,6 +1043,10 @@ $$;
 
 CREATE FUNCTION windlass.start_tasks(tokens uuid[], task_ids uuid[], generations integer[], started_after double precision[]) RETURNS SETOF uuid
     LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     AS $$
 BEGIN
     PERFORM FROM windlass.claim c WHERE c.token = ANY (tokens) ORDER BY c.token FOR KEY SHARE;
@@ -1008,8 +1059,7 @@ BEGIN
         INSERT INTO windlass.running AS r (task_id, generation, token, started_at)
         SELECT a.task_id, a.generation, a.token, a.at
         FROM asked a
-        JOIN windlass.task t
-            ON t.id = a.task_id AND t.generation = a.generation AND t.id = ANY (task_ids)
+        JOIN windlass.task t ON t.id = ANY (ARRAY[a.task_id]) AND t.generation = a.generation
         WHERE a.at IS NOT NULL
         ORDER BY a.task_id
         ON CONFLICT (task_id) DO UPDATE
@@ -1162,6 +1212,8 @@ CREATE TABLE windlass.lane (
     type text NOT NULL,
     priority smallint NOT NULL,
     kind smallint NOT NULL,
+    listed_at timestamp with time zone DEFAULT windlass.clock() NOT NULL,
+    retired_at timestamp with time zone,
     CONSTRAINT lane_kind_check CHECK (((kind >= 0) AND (kind <= 2)))
 );
 
@@ -1427,6 +1479,8 @@ ALTER TABLE ONLY windlass.worker_pulse
     ADD CONSTRAINT worker_pulse_pkey PRIMARY KEY (worker_id);
 
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
+
+CREATE INDEX lane_listed ON windlass.lane USING btree (type) WHERE (retired_at IS NULL);
 
 CREATE INDEX lane_number ON windlass.lane USING btree (lane);
 

@@ -61,6 +61,7 @@ PACKAGE = "windlass.store.postgres"
 ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
 LOOK_BEHIND_EVERY = 5.0  # seconds; and never more than a twentieth of the time
 LOOK_AGAIN_AFTER = 0.2
+RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,11 +510,15 @@ class PostgresStore(Store):
         async with self._led(leadership) as connection:
             came_back = await connection.fetch(self._sql.statement("list_returned_cancellations"))
             dropped = await connection.execute(self._sql.statement("drop_answered_cancellations"))
+            retired = await connection.execute(
+                self._sql.statement("retire_lanes"), RETIRE_LANES_AFTER
+            )
+            listed: int = await connection.fetchval(self._sql.statement("relist_busy_lanes"))
             doubles = await connection.execute(self._sql.statement("drop_double_lanes"))
             late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
         for task_id, reason in came_back:
             await self.cancel(task_id, reason)
-        return len(came_back) + sum(map(_row_count, (dropped, doubles, late)))
+        return len(came_back) + listed + sum(map(_row_count, (dropped, retired, doubles, late)))
 
     async def prepare_history(self, *, leadership: Leadership) -> int:
         async with self._led(leadership):
