@@ -11,8 +11,9 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from windlass.store.postgres.base import PACKAGE
 from windlass.store.postgres.embedded import EmbeddedServer
-from windlass.store.postgres.store import PACKAGE, PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.sqlfiles import SqlFiles
 
 _numbers = itertools.count()

@@ -31,7 +31,7 @@ from windlass.model.task import (
     Pulse,
     TypeDefaults,
 )
-from windlass.store.postgres import store as store_module
+from windlass.store.postgres import enqueueing
 from windlass.store.postgres.store import PostgresStore
 
 # Twin enqueues
@@ -94,7 +94,7 @@ async def test_an_enqueue_repeated_while_the_first_is_under_way_answers_with_it(
     assert await granted(store) == [task.id]
 
 
-@pytest.mark.parametrize("number", [1, store_module.ENQUEUE_CHUNK])
+@pytest.mark.parametrize("number", [1, enqueueing.ENQUEUE_CHUNK])
 async def test_idempotency_keys_are_taken_in_sorted_order(
     store: PostgresStore, sessions: Sessions, number: int
 ) -> None:

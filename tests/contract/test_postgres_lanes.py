@@ -21,7 +21,7 @@ from contract.postgres_sessions import (
     settlements,
 )
 from windlass.model.task import Leadership, Outcome
-from windlass.store.postgres import store as store_module
+from windlass.store.postgres import claiming
 from windlass.store.postgres.cursors import Key
 from windlass.store.postgres.store import PostgresStore
 
@@ -37,7 +37,7 @@ def bound(store: PostgresStore) -> Key:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The monotonic clock by which a store waits for an open transaction."""
     moving = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(store_module, "time", SimpleNamespace(monotonic=lambda: moving.now))
+    monkeypatch.setattr(claiming, "time", SimpleNamespace(monotonic=lambda: moving.now))
     return moving
 
 

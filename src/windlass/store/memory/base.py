@@ -1,0 +1,151 @@
+"""What all verbs of the in-memory store work on."""
+
+import functools
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from uuid import UUID
+
+from windlass.model.errors import TaskNotFound
+from windlass.model.task import (
+    RECOVERIES_BEFORE_ALONE,
+    Fence,
+    LaneKind,
+    Leadership,
+    Retention,
+    TaskState,
+    TypeDefaults,
+)
+from windlass.store.memory.state import ClaimEntry, LaneKey, TaskEntry, WorkerEntry
+
+DEAD = frozenset({TaskState.FAILED, TaskState.DEAD})
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_S = TypeVar("_S", bound="MemoryBase")
+_Verb = Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]]
+
+
+def transaction(verb: _Verb[_S, _P, _R]) -> _Verb[_S, _P, _R]:
+    """Run a verb, which never suspends, under the lock; wake listeners after it."""
+
+    @functools.wraps(verb)
+    async def locked(store: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with store._lock:  # noqa: SLF001 - this is the store's own lock
+            answer = await verb(store, *args, **kwargs)
+            listeners = store._take_listeners()  # noqa: SLF001
+        for wake in listeners:
+            wake()
+        return answer
+
+    return locked
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class MemoryBase:
+    """Plain dictionaries and a lock, and the moves between them."""
+
+    def __init__(
+        self,
+        *,
+        retention: Retention = Retention(),  # noqa: B008 - a frozen value
+        clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self._retention = retention
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._tasks: dict[UUID, TaskEntry] = {}
+        self._ready: dict[
+            LaneKey, dict[UUID, TaskEntry]
+        ] = {}  # each lane in order of becoming ready
+        self._scheduled: dict[UUID, TaskEntry] = {}
+        self._claims: dict[UUID, ClaimEntry] = {}
+        self._keys: dict[tuple[str, str], UUID] = {}
+        self._paused: set[str] = set()
+        self._types: dict[str, TypeDefaults] = {}
+        self._workers: dict[UUID, WorkerEntry] = {}
+        self._leader: Leadership | None = None
+        self._term = 0
+        self._term_ends_at = datetime.min.replace(tzinfo=UTC)
+        self._fences = count(1)
+        self._listeners: list[Callable[[], None]] = []
+        self._has_news = False
+
+    def _take_listeners(self) -> list[Callable[[], None]]:
+        has_news, self._has_news = self._has_news, False
+        return list(self._listeners) if has_news else []
+
+    def _place(self, task: TaskEntry, now: datetime) -> None:
+        if task.scheduled_for > now:
+            task.status = TaskState.SCHEDULED
+            self._scheduled[task.asked.id] = task
+        else:
+            task.status = TaskState.PENDING
+            self._ready.setdefault(task.lane, {})[task.asked.id] = task
+        self._has_news = True
+
+    def _take_ready(self, task: TaskEntry) -> None:
+        lane = self._ready[task.lane]
+        del lane[task.asked.id]
+        if not lane:
+            del self._ready[task.lane]
+
+    def _take_waiting(self, task: TaskEntry) -> bool:
+        if task.status is TaskState.PENDING:
+            self._take_ready(task)
+        return task.status is TaskState.PENDING or bool(self._scheduled.pop(task.asked.id, None))
+
+    def _give_back(self, task: TaskEntry, kind: LaneKind, now: datetime) -> None:
+        task.generation += 1
+        task.kind = LaneKind.ALONE if task.recoveries >= RECOVERIES_BEFORE_ALONE else kind
+        task.worker_id = task.claimed_at = task.started_at = None
+        self._place(task, now)
+
+    def _end(
+        self, task: TaskEntry, status: TaskState, last_error: str | None, now: datetime
+    ) -> None:
+        keep = task.asked.retention
+        if keep is None:
+            keep = self._retention.dead if status in DEAD else self._retention.ended
+        if task.asked.idempotency_key is not None:
+            keep = max(keep, self._retention.keys)
+        task.status = status
+        task.completed_at = now
+        task.last_error = last_error
+        task.cancel_reason = None
+        task.drop_on = (now + keep).astimezone(UTC).date()
+
+    def _note_failure(self, task: TaskEntry, error: dict[str, Any], now: datetime) -> None:
+        """Keep the error of the attempt that has just been counted."""
+        noted = {
+            "attempt": task.attempts,
+            "generation": task.generation,
+            "worker_id": str(task.worker_id),
+            "started_at": task.started_at and task.started_at.isoformat(),
+            "ended_at": now.isoformat(),
+        }
+        task.errors.append(error | noted)
+
+    def _held(self, fence: Fence) -> TaskEntry | None:
+        """Return the task if its claim is there and the generation is the one that was claimed."""
+        claim = self._claims.get(fence.token)
+        if claim is None or claim.held.get(fence.task_id) != fence.generation:
+            return None
+        return self._tasks[fence.task_id]
+
+    def _known(self, task_id: UUID) -> TaskEntry:
+        if task_id not in self._tasks:
+            raise TaskNotFound(f"task {task_id} never existed, or its retention is over")
+        return self._tasks[task_id]
+
+    def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[LaneKey]:
+        for lane in self._ready:
+            is_asked_for = lane.type in types and (queues is None or lane.queue in queues)
+            if is_asked_for and lane.queue not in self._paused:
+                yield lane

@@ -1,0 +1,92 @@
+"""Claim in memory."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+from uuid import UUID, uuid4
+
+from windlass.model.task import (
+    ALONE_IS_AN_OUTAGE_ABOVE,
+    Claim,
+    ClaimAnswer,
+    ClaimRequest,
+    Fence,
+    LaneKind,
+    Started,
+    TaskState,
+)
+from windlass.store.memory.base import MemoryBase, transaction
+from windlass.store.memory.state import ClaimEntry, LaneKey, TaskEntry, after, claimed_task
+
+
+class ClaimVerbs(MemoryBase):
+    """Leases on ready tasks."""
+
+    @transaction
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+
+        def rank(lane: LaneKey) -> tuple[Any, ...]:
+            head = next(iter(self._ready[lane].values()))
+            aged = head.scheduled_for - lane.priority * request.ageing
+            return aged, -lane.priority, lane.queue, lane.type, -lane.kind
+
+        now = self._clock()
+        lanes = sorted(self._lanes(request.types, request.queues), key=rank)
+        suspects = [lane for lane in lanes if lane.kind is LaneKind.ALONE]
+        limit = self._alone_limit(suspects, request.limit) if request.alone else request.limit
+        chosen: list[TaskEntry] = []
+        for lane in lanes:
+            if (lane.kind is LaneKind.ALONE) is request.alone:
+                chosen.extend(islice(self._ready[lane].values(), limit - len(chosen)))
+        return ClaimAnswer(
+            claim=self._grant(chosen, request, now) if chosen else None,
+            alone_waiting=bool(suspects) and not request.alone,
+            due_in=self._due_in(now),
+        )
+
+    def _due_in(self, now: datetime) -> float | None:
+        waits = [(task.scheduled_for - now).total_seconds() for task in self._scheduled.values()]
+        return min((wait for wait in waits if wait > -2), default=None)
+
+    def _alone_limit(self, suspects: list[LaneKey], limit: int) -> int:
+        waiting = sum(
+            len(tasks) for lane, tasks in self._ready.items() if lane.kind is LaneKind.ALONE
+        )
+        if not suspects or waiting <= ALONE_IS_AN_OUTAGE_ABOVE:
+            return 1
+        first = next(iter(self._ready[suspects[0]].values()))
+        return max(1, limit >> (first.recoveries - 1))
+
+    def _grant(self, tasks: list[TaskEntry], request: ClaimRequest, now: datetime) -> Claim:
+        token = uuid4()
+        fence = next(self._fences)
+        for task in tasks:
+            self._take_ready(task)
+            task.status = TaskState.CLAIMED
+            task.worker_id = request.worker_id
+            task.claimed_at = now
+        held = {task.asked.id: task.generation for task in tasks}
+        self._claims[token] = ClaimEntry(fence, now + request.lease, held)
+        return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone)
+
+    @transaction
+    async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
+        lost = set()
+        for token, task_id, generation, started_after in started:
+            task = self._held(Fence(token, task_id, generation))
+            if task is None:
+                lost.add(task_id)
+            else:
+                task.status = TaskState.RUNNING
+                task.started_at = after(task.claimed_at, started_after)
+        return frozenset(lost)
+
+    @transaction
+    async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+        tasks = {each: self._tasks[each] for each in task_ids if each in self._tasks}
+        return {
+            task_id: task.cancel_reason
+            for task_id, task in tasks.items()
+            if task.cancel_reason is not None
+        }

@@ -1,0 +1,70 @@
+"""Enqueue in memory."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from windlass.model.errors import IdempotencyConflict, LeaseLost
+from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
+from windlass.store.memory.base import MemoryBase, transaction
+from windlass.store.memory.state import TaskEntry, comparable
+
+
+class EnqueueVerbs(MemoryBase):
+    """New tasks, and the defaults of their types."""
+
+    @transaction
+    async def enqueue(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        fence: Fence | None = None,
+        repeated: bool = False,
+    ) -> list[Enqueued]:
+        if fence is not None and self._held(fence) is None:
+            raise LeaseLost(f"task {fence.task_id}: the lease is lost")
+        # Decide on all before adding any: a conflict in the last must leave no trace.
+        new: dict[UUID, NewTask] = {}
+        keys: dict[tuple[str, str], UUID] = {}
+        answers = []
+        for index, task in enumerate(tasks):
+            first = task.id
+            known = repeated and task.id in self._tasks
+            if not known and task.idempotency_key is not None:
+                key = (task.type, task.idempotency_key)
+                first = keys.setdefault(key, self._keys.get(key, task.id))
+                self._check_same_payload(index, task, first, new)
+            if not known and first == task.id:
+                new[task.id] = task
+            answers.append(Enqueued(first, created=first == task.id))
+        self._keys.update(keys)
+        now = self._clock()
+        for task in new.values():
+            due = task.at or now + timedelta(seconds=task.delay)
+            entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
+            self._tasks[task.id] = entry
+            self._place(entry, now)
+        return answers
+
+    def _check_same_payload(
+        self, index: int, task: NewTask, first: UUID, new: dict[UUID, NewTask]
+    ) -> None:
+        if first == task.id:
+            return
+        before = new[first] if first in new else self._tasks[first].asked
+        if comparable(before.payload) != comparable(task.payload):
+            conflict = IdempotencyConflict(
+                f"task type {task.type!r}, idempotency key {task.idempotency_key!r}: "
+                f"task {first} was enqueued with another payload; "
+                "use another key for another payload",
+            )
+            conflict.index = index
+            raise conflict
+
+    @transaction
+    async def type_defaults(self, name: str) -> TypeDefaults | None:
+        return self._types.get(name)
+
+    @transaction
+    async def register_types(self, types: Sequence[TypeDefaults]) -> None:
+        self._types.update((each.name, each) for each in types)

@@ -1,0 +1,139 @@
+"""Lead in memory: elections, and the chores of whoever won."""
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+from windlass.model.errors import NotLeader
+from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, TaskState
+from windlass.store.memory.base import DEAD, MemoryBase, transaction
+from windlass.store.memory.state import TaskEntry
+
+
+class LeadVerbs(MemoryBase):
+    """A term of office, and the writes of its holder."""
+
+    @transaction
+    async def lead(
+        self,
+        candidate: UUID,
+        *,
+        current: Leadership | None,
+        term: timedelta,
+    ) -> Leadership | None:
+        now = self._clock()
+        if self._leader is None or self._term_ends_at <= now:
+            self._term += 1
+            self._leader = Leadership(candidate, self._term)
+        elif self._leader != current or current.holder != candidate:
+            return None
+        self._term_ends_at = now + term
+        return self._leader
+
+    @transaction
+    async def resign(self, leadership: Leadership) -> None:
+        if self._leader == leadership:
+            self._leader = None
+
+    def _assert_leader(self, leadership: Leadership) -> None:
+        if self._leader != leadership or self._term_ends_at <= self._clock():
+            raise NotLeader(f"term {leadership.term} is over")
+
+    @transaction
+    async def promote(
+        self,
+        limit: int,
+        *,
+        leadership: Leadership | None = None,
+        just_due: bool = False,  # noqa: ARG002 - only a hint
+    ) -> int:
+        if leadership is not None:
+            self._assert_leader(leadership)
+        now = self._clock()
+        due = sorted(
+            (task.scheduled_for, task_id)
+            for task_id, task in self._scheduled.items()
+            if task.scheduled_for <= now
+        )[:limit]
+        for _, task_id in due:
+            self._place(self._scheduled.pop(task_id), now)
+        return len(due)
+
+    @transaction
+    async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
+        if leadership is not None:
+            self._assert_leader(leadership)
+        now = self._clock()
+        expired = sorted(
+            (claim.expires_at, claim.fence, token)
+            for token, claim in self._claims.items()
+            if claim.expires_at <= now
+        )[:limit]
+        fates: Counter[str] = Counter()
+        for _, _, token in expired:
+            for task_id in self._claims.pop(token).held:
+                fates[self._rescue(self._tasks[task_id], now)] += 1
+        return Rescued(
+            claims=len(expired),
+            returned=fates["returned"] + fates["lost"],
+            lost_attempts=fates["lost"] + fates["dead"],
+            dead=fates["dead"],
+            cancelled=fates["cancelled"],
+        )
+
+    def _rescue(self, task: TaskEntry, now: datetime) -> str:
+        task.settled_by = None
+        if task.cancel_reason is not None:
+            self._end(task, TaskState.CANCELLED, task.cancel_reason, now)
+            return "cancelled"
+        if task.status is TaskState.CLAIMED:
+            task.recoveries += 1
+            self._give_back(task, LaneKind.RETURNED, now)
+            return "returned"
+        message = f"worker {task.worker_id} was lost"
+        task.attempts += 1
+        self._note_failure(task, {"type": "WorkerLost", "message": message}, now)
+        if task.attempts >= task.asked.max_attempts:
+            self._end(task, TaskState.DEAD, message, now)
+            return "dead"
+        self._give_back(task, LaneKind.RETURNED, now)
+        return "lost"
+
+    @transaction
+    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
+        self._assert_leader(leadership)
+        now = self._clock()
+        silent = [
+            worker_id
+            for worker_id, worker in self._workers.items()
+            if worker.record.heartbeat_at + 3 * worker.lease <= now
+        ]
+        for worker_id in silent:
+            del self._workers[worker_id]
+        return silent
+
+    @transaction
+    async def tidy(self, *, leadership: Leadership) -> int:
+        self._assert_leader(leadership)
+        return 0
+
+    @transaction
+    async def prepare_history(self, *, leadership: Leadership) -> int:
+        self._assert_leader(leadership)
+        return 0
+
+    @transaction
+    async def retain(self, *, leadership: Leadership) -> Retained:
+        self._assert_leader(leadership)
+        today = self._clock().astimezone(UTC).date()
+        over = {
+            task_id: task
+            for task_id, task in self._tasks.items()
+            if task.status in ENDS and task.drop_on < today
+        }
+        for task_id in over:
+            del self._tasks[task_id]
+        self._keys = {key: first for key, first in self._keys.items() if first not in over}
+        dead = [task for task in over.values() if task.status in DEAD]
+        days = {task.drop_on for task in over.values() if task.status not in DEAD}
+        return Retained(partitions=len(days), dead=len(dead))

@@ -1,0 +1,76 @@
+"""Read from memory."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import islice
+from uuid import UUID
+
+from windlass.model.task import (
+    ENDS,
+    Ended,
+    QueueRecord,
+    TaskFilter,
+    TaskRecord,
+    TaskState,
+    WorkerRecord,
+)
+from windlass.store.memory.base import MemoryBase, transaction
+from windlass.store.memory.state import matches, task_record
+
+
+class ReadVerbs(MemoryBase):
+    """Tasks, queues and workers as records."""
+
+    @transaction
+    async def get(self, task_id: UUID) -> TaskRecord:
+        return task_record(self._known(task_id))
+
+    @transaction
+    async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
+        known = {each: self._tasks[each] for each in task_ids if each in self._tasks}
+        ended = [
+            Ended(task_id, task.status, task.result, task.last_error)
+            for task_id, task in known.items()
+            if task.status in ENDS
+        ]
+        return ended, [each for each in task_ids if each not in known]
+
+    @transaction
+    async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
+        newest_first = sorted(self._tasks.items(), reverse=True)
+        found = (task_record(task) for _, task in newest_first if matches(task, wanted))
+        return list(islice(found, wanted.limit))
+
+    @transaction
+    async def queues(self) -> list[QueueRecord]:
+        counts: dict[str, Counter[TaskState]] = {name: Counter() for name in self._paused}
+        oldest: dict[str, datetime] = {}
+        for task in self._tasks.values():
+            if task.status not in ENDS:
+                counts.setdefault(task.queue, Counter())[task.status] += 1
+            if task.status is TaskState.PENDING:
+                since = oldest.get(task.queue, task.scheduled_for)
+                oldest[task.queue] = min(since, task.scheduled_for)
+        return [
+            QueueRecord(name, name in self._paused, dict(counts[name]), oldest.get(name))
+            for name in sorted(counts)
+        ]
+
+    @transaction
+    async def workers(self) -> list[WorkerRecord]:
+        is_led = self._term_ends_at > self._clock()
+        leader = self._leader.holder if self._leader and is_led else None
+        return [
+            replace(worker.record, leader=worker_id == leader)
+            for worker_id, worker in self._workers.items()
+        ]
+
+    @transaction
+    async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
+        claimed = (self._tasks[each] for claim in self._claims.values() for each in claim.held)
+        return any(self._lanes(types, queues)) or any(
+            task.asked.type in types and (queues is None or task.queue in queues)
+            for task in claimed
+        )

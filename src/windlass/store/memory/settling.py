@@ -1,0 +1,101 @@
+"""Settle and pulse in memory."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from windlass.model.task import (
+    Answer,
+    Fence,
+    LaneKind,
+    Outcome,
+    Pulse,
+    PulseAnswer,
+    Settlement,
+    TaskState,
+    WorkerInfo,
+)
+from windlass.store.memory.base import DEAD, MemoryBase, transaction
+from windlass.store.memory.state import WorkerEntry, after, worker_record
+
+_COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
+_USES_AN_ATTEMPT = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.DEAD, Outcome.RETRIED})
+
+
+class SettleVerbs(MemoryBase):
+    """What a worker says of its claims, and of itself."""
+
+    @transaction
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        now = self._clock()
+        # By id: what comes back in one call does so oldest first.
+        order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
+        answers = {place: self._settle(settlements[place], now) for place in order}
+        return [answers[place] for place in range(len(settlements))]
+
+    def _settle(self, settlement: Settlement, now: datetime) -> Answer:
+        fence = Fence(settlement.token, settlement.task_id, settlement.generation)
+        task = self._held(fence)
+        if task is None:
+            known = self._tasks.get(settlement.task_id)
+            return Answer.ALREADY if known and known.settled_by == fence else Answer.LOST
+        self._let_go(fence)
+        task.settled_by = fence
+        task.started_at = after(task.claimed_at, settlement.started_after)
+        outcome = settlement.outcome
+        error = json.loads(settlement.error) if settlement.error else {}
+        if outcome in _COMES_BACK and task.cancel_reason is not None:
+            outcome, error = Outcome.CANCELLED, {"message": task.cancel_reason}
+        task.attempts += outcome in _USES_AN_ATTEMPT
+        if outcome in _USES_AN_ATTEMPT - {Outcome.COMPLETED}:
+            self._note_failure(task, error, now)
+        if outcome not in _COMES_BACK:
+            status = TaskState(outcome)
+            task.result = None if status in DEAD else settlement.result
+            self._end(task, status, error.get("message"), now)
+            return Answer.APPLIED
+        if outcome is Outcome.RETRIED:
+            task.recoveries = 0
+        if outcome is not Outcome.RELEASED:
+            task.scheduled_for = now + timedelta(seconds=settlement.delay)
+        released = outcome is Outcome.RELEASED
+        self._give_back(task, LaneKind.RETURNED if released else LaneKind.NORMAL, now)
+        return Answer.APPLIED
+
+    def _let_go(self, fence: Fence) -> None:
+        claim = self._claims[fence.token]
+        del claim.held[fence.task_id]
+        if not claim.held:
+            del self._claims[fence.token]
+
+    @transaction
+    async def register(self, worker: WorkerInfo, *, lease: timedelta) -> None:
+        now = self._clock()
+        known = self._workers.get(worker.id)
+        record = replace(known.record, heartbeat_at=now) if known else worker_record(worker, now)
+        self._workers[worker.id] = WorkerEntry(record, lease)
+
+    @transaction
+    async def pulse(self, pulse: Pulse) -> PulseAnswer:
+        now = self._clock()
+        claims = {token: self._claims[token] for token in pulse.tokens if token in self._claims}
+        kept = frozenset(token for token, claim in claims.items() if claim.expires_at > now)
+        for token in kept:
+            claims[token].expires_at = now + pulse.lease
+        known = self._workers.get(pulse.worker_id)
+        if known is not None:
+            record = replace(known.record, heartbeat_at=now, running=pulse.running, idle=pulse.idle)
+            self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
+        return PulseAnswer(kept, registered=known is not None)
+
+    @transaction
+    async def set_idle(self, worker_id: UUID, idle: bool) -> None:
+        known = self._workers.get(worker_id)
+        if known is not None:
+            self._workers[worker_id] = known._replace(record=replace(known.record, idle=idle))
+
+    @transaction
+    async def deregister(self, worker_id: UUID) -> None:
+        self._workers.pop(worker_id, None)

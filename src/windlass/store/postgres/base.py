@@ -1,0 +1,50 @@
+"""What all parts of the PostgreSQL adapter share."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from windlass.model.errors import TaskNotFound
+from windlass.model.task import Retention
+from windlass.store.postgres.history import History
+from windlass.store.postgres.statements import Statements
+from windlass.store.sqlfiles import SqlFiles
+
+PACKAGE = "windlass.store.postgres"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresOptions:
+    """Where the database is and how it is used."""
+
+    url: str
+    direct_url: str | None = None  # around a pooler, for LISTEN and for detaching partitions
+    schema: str = "windlass"
+    pool_size: int = 8
+    auto_migrate: bool = True
+    pooler: bool = False  # the URL leads through a pooler in transaction mode
+    patience: timedelta = timedelta(seconds=10)  # how long a settlement waits for a lock
+    retention: Retention = field(default_factory=Retention)
+
+
+class PostgresBase:
+    """Options, statements and history. Belongs to the event loop that opened it."""
+
+    def __init__(self, options: PostgresOptions) -> None:
+        self._options = options
+        self._sql = SqlFiles(PACKAGE, options.schema)
+        self._direct = options.direct_url or options.url
+        self._direct_is_pooler = options.pooler and options.direct_url is None
+        self._run = Statements(self._sql)
+        self._history = History(self._sql, self._run, options.retention)
+
+
+def used(column: list[Any]) -> list[Any] | None:
+    """A column that no task uses is not sent."""
+    return column if any(value is not None for value in column) else None
+
+
+def not_found(task_id: UUID) -> TaskNotFound:
+    """The error for a task that is nowhere."""
+    return TaskNotFound(f"task {task_id} is not known: it never existed, or its retention is over")

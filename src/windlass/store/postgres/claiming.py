@@ -1,0 +1,121 @@
+"""Claim on PostgreSQL: each reader reads every lane on from where it left off."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest, Started
+from windlass.store.postgres.base import PostgresBase, PostgresOptions
+from windlass.store.postgres.cursors import Key, LaneCursors, LaneRead, Snapshot
+
+LOOK_BEHIND_EVERY = 5.0  # seconds; and never more than a twentieth of the time
+LOOK_AGAIN_AFTER = 0.2
+
+
+class ClaimVerbs(PostgresBase):
+    """Leases on ready tasks, and what is behind the bounds."""
+
+    def __init__(self, options: PostgresOptions) -> None:
+        super().__init__(options)
+        self._cursors = {False: LaneCursors(), True: LaneCursors()}  # by ClaimRequest.alone
+        self._looking_behind: asyncio.Task[None] | None = None
+
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        cursors = self._cursors[request.alone]
+        bounds, late = cursors.begin()
+        token = uuid4()
+        try:
+            rows = await self._run.fetch(
+                "claim_tasks",
+                request.worker_id,
+                token,
+                request.types,
+                request.queues,
+                request.limit,
+                request.lease,
+                request.ageing,
+                request.alone,
+                list(bounds),
+                [key.x for key in bounds.values()],
+                [key.n for key in bounds.values()],
+                late,
+            )
+        except BaseException:
+            # Whether it was carried out is not known: read every lane from its beginning.
+            self._cursors[request.alone] = LaneCursors()
+            raise
+        report = rows[0]
+        cursors.advance(
+            Snapshot.parse(report["snapshot"]),
+            [
+                LaneRead(lane, None if x is None else Key(x, n), to_end)
+                for lane, x, n, to_end in zip(
+                    report["read_lanes"],
+                    report["last_x"],
+                    report["last_n"],
+                    report["read_to_end"],
+                    strict=True,
+                )
+            ],
+            asked_late=late,
+            now=time.monotonic(),
+        )
+        self._look_behind_soon()
+        claim = None
+        if len(rows) > 1:
+            claimed = tuple(ClaimedTask(*row[:9]) for row in rows[1:])
+            claim = Claim(token, report["fence"], claimed, request.alone)
+        return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
+
+    def _look_behind_soon(self) -> None:
+        if self._looking_behind is None or self._looking_behind.done():
+            self._looking_behind = asyncio.create_task(
+                self._look_behind(), name="windlass-look-behind"
+            )
+
+    async def _stop_looking_behind(self) -> None:
+        task, self._looking_behind = self._looking_behind, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _look_behind(self) -> None:
+        """Find rows that a claim skipped because they were held, and that were then let go."""
+        pause = LOOK_BEHIND_EVERY
+        while True:
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            again = False
+            try:
+                for cursors in self._cursors.values():
+                    again |= await self._look_behind_once(cursors)
+            except StoreUnavailable:
+                return  # the next claim starts it anew
+            took = time.monotonic() - began
+            pause = LOOK_AGAIN_AFTER if again else max(LOOK_BEHIND_EVERY, 20 * took)
+
+    async def _look_behind_once(self, cursors: LaneCursors) -> bool:
+        bounds = cursors.bounds
+        if not bounds:
+            return False
+        rows = await self._run.fetch(
+            "look_behind",
+            list(bounds),
+            [key.x for key in bounds.values()],
+            [key.n for key in bounds.values()],
+        )
+        return cursors.lower({row["lane"]: Key(row["x"], row["n"]) for row in rows})
+
+    async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
+        if not started:
+            return frozenset()
+        rows = await self._run.fetch(
+            "start_tasks", *(list(column) for column in zip(*started, strict=True))
+        )
+        return frozenset(row["task_id"] for row in rows)
+
+    async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+        rows = await self._run.fetch("read_cancel_requests", list(task_ids))
+        return {row["task_id"]: row["reason"] for row in rows}

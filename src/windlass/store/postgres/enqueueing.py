@@ -1,0 +1,138 @@
+"""Enqueue on PostgreSQL."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+
+from windlass.model.errors import IdempotencyConflict
+from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
+from windlass.store.postgres.base import PostgresBase, used
+from windlass.store.postgres.connection import translated
+
+ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
+
+
+class EnqueueVerbs(PostgresBase):
+    """New tasks, and the defaults of their types."""
+
+    async def enqueue(
+        self,
+        tasks: Sequence[NewTask],
+        *,
+        fence: Fence | None = None,
+        repeated: bool = False,
+    ) -> list[Enqueued]:
+        try:
+            return await self._enqueue(tasks, fence, repeated)
+        except asyncpg.UniqueViolationError:
+            if not repeated:
+                raise
+            # The first call was still under way; now it has ended and can be seen.
+            return await self._enqueue(tasks, fence, repeated)
+
+    async def _enqueue(
+        self, tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
+    ) -> list[Enqueued]:
+        answers = [Enqueued(task.id, created=True) for task in tasks]
+        if len(tasks) <= ENQUEUE_CHUNK:
+            rows = await self._run.fetch(
+                "enqueue_tasks", *_enqueue_arguments(tasks, fence, repeated)
+            )
+            _mark_known(answers, rows, 0)
+            return answers
+        text = self._sql.statement("enqueue_tasks")
+        async with self._run.transaction() as connection:
+            await self._reserve_keys(connection, tasks)
+            for start in range(0, len(tasks), ENQUEUE_CHUNK):
+                chunk = tasks[start : start + ENQUEUE_CHUNK]
+                arguments = _enqueue_arguments(chunk, fence, repeated)
+                with _counted_from(start):
+                    _mark_known(answers, await connection.fetch(text, *arguments), start)
+        return answers
+
+    async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:
+        """Take all keys of a large call in one order, or two such calls could deadlock."""
+        keyed = sorted(
+            (task for task in tasks if task.idempotency_key is not None),
+            key=lambda task: (task.type, task.idempotency_key),
+        )
+        for start in range(0, len(keyed), ENQUEUE_CHUNK):
+            chunk = keyed[start : start + ENQUEUE_CHUNK]
+            await connection.execute(
+                self._sql.statement("reserve_keys"),
+                [task.id for task in chunk],
+                [task.type for task in chunk],
+                [task.payload for task in chunk],
+                [task.idempotency_key for task in chunk],
+            )
+
+    async def type_defaults(self, name: str) -> TypeDefaults | None:
+        rows = await self._run.fetch("read_type", name)
+        if not rows:
+            return None
+        name, queue, priority, max_attempts, seconds = rows[0]
+        kept = None if seconds is None else timedelta(seconds=seconds)
+        return TypeDefaults(name, queue, priority, max_attempts, kept)
+
+    async def register_types(self, types: Sequence[TypeDefaults]) -> None:
+        await self._run.execute(
+            "register_types",
+            [one.name for one in types],
+            [one.queue for one in types],
+            [one.priority for one in types],
+            [one.max_attempts for one in types],
+            [_seconds(one.retention) for one in types],
+        )
+
+
+def _enqueue_arguments(
+    tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
+) -> tuple[Any, ...]:
+    token, holder, generation = fence or (None, None, None)
+    return (
+        [task.id for task in tasks],
+        [task.type for task in tasks],
+        [task.queue for task in tasks],
+        [task.priority for task in tasks],
+        [task.payload for task in tasks],
+        [task.max_attempts for task in tasks],
+        used([task.delay or None for task in tasks]),
+        used([task.at for task in tasks]),
+        used([task.idempotency_key for task in tasks]),
+        used([_json_list(task.tags) if task.tags else None for task in tasks]),
+        used([_seconds(task.retention) for task in tasks]),
+        token,
+        holder,
+        generation,
+        repeated,
+        False,
+    )
+
+
+def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int) -> None:
+    for place, task_id in rows:
+        # A repeated call finds the task that it created itself.
+        mine = answers[start + place].id == task_id
+        answers[start + place] = Enqueued(task_id, created=mine)
+
+
+@contextmanager
+def _counted_from(start: int) -> Iterator[None]:
+    try:
+        with translated():
+            yield
+    except IdempotencyConflict as conflict:
+        conflict.index += start
+        raise
+
+
+def _seconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else int(duration.total_seconds())
+
+
+def _json_list(values: Sequence[str]) -> str:
+    return msgspec.json.encode(values).decode()

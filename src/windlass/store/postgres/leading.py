@@ -1,0 +1,100 @@
+"""Lead on PostgreSQL: elections, and the chores of whoever won."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+
+from windlass.model.task import Leadership, Rescued, Retained
+from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.operating import OperateVerbs
+
+RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
+
+
+class LeadVerbs(OperateVerbs):
+    """A term of office, and writes that nobody else can be elected during."""
+
+    async def lead(
+        self,
+        candidate: UUID,
+        *,
+        current: Leadership | None,
+        term: timedelta,
+    ) -> Leadership | None:
+        won = await self._run.fetchval("lead", candidate, current and current.term, term)
+        return None if won is None else Leadership(candidate, won)
+
+    async def resign(self, leadership: Leadership) -> None:
+        await self._run.execute("resign", leadership.holder, leadership.term)
+
+    async def promote(
+        self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False
+    ) -> int:
+        async with self._led(leadership) as connection:
+            text = self._sql.statement("promote_due")
+            return int(await connection.fetchval(text, limit, not just_due))
+
+    async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
+        kept = self._options.retention
+
+        async def rescue_once() -> Rescued:
+            async with self._led(leadership) as connection:
+                text = self._sql.statement("rescue_claims")
+                row = await connection.fetchrow(text, limit, kept.dead, kept.ended, kept.keys)
+                return Rescued(*row)
+
+        return await self._history.with_places(None, rescue_once)
+
+    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
+        async with self._led(leadership) as connection:
+            rows = await connection.fetch(self._sql.statement("remove_dead_workers"))
+            return [row["id"] for row in rows]
+
+    async def tidy(self, *, leadership: Leadership) -> int:
+        async with self._led(leadership) as connection:
+            came_back = await connection.fetch(self._sql.statement("list_returned_cancellations"))
+            dropped = await connection.execute(self._sql.statement("drop_answered_cancellations"))
+            retired = await connection.execute(
+                self._sql.statement("retire_lanes"), RETIRE_LANES_AFTER
+            )
+            listed: int = await connection.fetchval(self._sql.statement("relist_busy_lanes"))
+            doubles = await connection.execute(self._sql.statement("drop_double_lanes"))
+            late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
+        for task_id, reason in came_back:
+            await self.cancel(task_id, reason)
+        return len(came_back) + listed + sum(map(_row_count, (dropped, retired, doubles, late)))
+
+    async def prepare_history(self, *, leadership: Leadership) -> int:
+        async with self._led(leadership):
+            pass
+        return await self._history.prepare()
+
+    async def retain(self, *, leadership: Leadership) -> Retained:
+        async with self._led(leadership) as connection:
+            dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
+        # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
+        direct = await connect(self._direct, pooler=self._direct_is_pooler)
+        try:
+            with translated():
+                partitions, waiting = await self._history.retain(
+                    direct, behind_pooler=self._direct_is_pooler
+                )
+        finally:
+            await direct.close()
+        return Retained(partitions, dead, tuple(waiting))
+
+    @asynccontextmanager
+    async def _led(self, leadership: Leadership | None) -> AsyncIterator[asyncpg.Connection]:
+        """A transaction that nobody else can be elected during, if a leadership is shown."""
+        async with self._run.transaction() as connection:
+            if leadership is not None:
+                text = self._sql.statement("assert_leader")
+                await connection.execute(text, leadership.holder, leadership.term)
+            yield connection
+
+
+def _row_count(status: str) -> int:
+    return int(status.rsplit(" ", 1)[1])

@@ -1,0 +1,46 @@
+"""Operate on PostgreSQL: cancel, change, retry, pause."""
+
+from uuid import UUID
+
+from windlass.model.errors import WrongState
+from windlass.model.task import CancelAnswer, Change
+from windlass.store.postgres.base import PostgresBase, not_found
+
+
+class OperateVerbs(PostgresBase):
+    """What people do to tasks and queues."""
+
+    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
+        kept = self._options.retention
+        answer = await self._history.with_places(
+            [task_id],
+            lambda: self._run.fetchval("cancel_task", task_id, reason, kept.ended, kept.keys),
+        )
+        if answer is None:
+            raise not_found(task_id)
+        return CancelAnswer(answer)
+
+    async def change(self, task_id: UUID, change: Change) -> None:
+        done = await self._run.fetchval(
+            "change_task", task_id, change.priority, change.queue, change.at, change.delay
+        )
+        if not done:
+            raise await self._wrong_state(task_id, "only a waiting task can be changed")
+
+    async def retry(self, task_id: UUID) -> None:
+        if not await self._run.fetchval("retry_task", task_id):
+            raise await self._wrong_state(
+                task_id, "only a failed, dead or cancelled task can be retried"
+            )
+
+    async def pause(self, queue: str) -> None:
+        await self._run.execute("pause_queue", queue)
+
+    async def resume(self, queue: str) -> None:
+        await self._run.execute("resume_queue", queue)
+
+    async def _wrong_state(self, task_id: UUID, rule: str) -> Exception:
+        state = await self._run.fetchval("read_state", task_id)
+        if state is None:
+            return not_found(task_id)
+        return WrongState(f"task {task_id} is {state}: {rule}")

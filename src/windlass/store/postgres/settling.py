@@ -1,0 +1,71 @@
+"""Settle and pulse on PostgreSQL."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from windlass.model.task import Answer, Pulse, PulseAnswer, Settlement, WorkerInfo
+from windlass.store.postgres.base import PostgresBase, used
+
+
+class SettleVerbs(PostgresBase):
+    """What a worker says of its claims, and of itself."""
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
+        answers = [Answer.APPLIED] * len(settlements)
+        if not settlements:
+            return answers
+        # Sorted, so that two settlements that meet take their tasks in the same order.
+        order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
+        tokens, ids, generations, outcomes, after, *rest = (
+            list(column) for column in zip(*(settlements[place] for place in order), strict=True)
+        )
+        results, delays, errors, reported = rest
+        kept = self._options.retention
+        arguments = (
+            tokens,
+            ids,
+            generations,
+            outcomes,
+            after,
+            used(results),
+            delays if any(delays) else None,
+            used(errors),
+            reported if any(reported) else None,
+            kept.ended,
+            kept.dead,
+            kept.keys,
+            self._options.patience,
+        )
+        rows = await self._history.with_places(
+            [one.task_id for one in settlements],
+            lambda: self._run.fetch("settle_tasks", *arguments),
+        )
+        for place, before in rows:
+            answers[order[place]] = Answer.ALREADY if before else Answer.LOST
+        return answers
+
+    async def register(self, worker: WorkerInfo, *, lease: timedelta) -> None:
+        await self._run.execute(
+            "register_worker",
+            worker.id,
+            worker.host,
+            worker.pid,
+            worker.version,
+            worker.capacity,
+            worker.types,
+            worker.queues,
+            lease,
+        )
+
+    async def pulse(self, pulse: Pulse) -> PulseAnswer:
+        rows = await self._run.fetch(
+            "pulse", pulse.worker_id, list(pulse.tokens), pulse.lease, pulse.running, pulse.idle
+        )
+        return PulseAnswer(frozenset(rows[0]["kept"]), rows[0]["registered"])
+
+    async def set_idle(self, worker_id: UUID, idle: bool) -> None:
+        await self._run.execute("set_idle", worker_id, idle)
+
+    async def deregister(self, worker_id: UUID) -> None:
+        await self._run.execute("deregister_worker", worker_id)
