@@ -1,7 +1,6 @@
 """Task name → handler and the policy it was registered with."""
 
 import inspect
-import math
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal
 from windlass.codec import ArgumentCodec
 from windlass.context import Context
 from windlass.model.errors import ConfigurationError
+from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 from windlass.model.task import TypeDefaults
 from windlass.policy.retry import Retry
 
@@ -24,7 +24,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 def checked_name(what: str, value: Any) -> str:
     """Return a name that may be a type, queue, tag or key, or raise."""
     if not isinstance(value, str):
-        raise ConfigurationError(f"{what} {value!r} must be a string")
+        raise ConfigurationError(f"{what} {shown(value)} must be a string")
     if not 1 <= len(value) <= 200:
         raise ConfigurationError(f"{what} {value[:40]!r} has {len(value)} characters; use 1 to 200")
     if _CONTROL.search(value):
@@ -38,7 +38,7 @@ def checked_priority(value: Any) -> int:
         return PRIORITIES[value]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
         raise ConfigurationError(
-            f"priority {value!r}: use an integer from 0 to 100 or one of {', '.join(PRIORITIES)}"
+            f"priority {shown(value)}: use an integer from 0 to 100 or one of {', '.join(PRIORITIES)}"
         )
     return value
 
@@ -47,16 +47,21 @@ def checked_seconds(what: str, value: Any, *, above_zero: bool = False) -> float
     """Return a duration in seconds, given as a number or a timedelta, or raise."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise ConfigurationError(f"{what} {value!r}: use seconds or a timedelta")
-    if not math.isfinite(seconds) or seconds < 0 or (above_zero and seconds == 0):
+        raise ConfigurationError(f"{what} {shown(value)}: use seconds or a timedelta")
+    if not 0 <= seconds < float("inf") or (above_zero and seconds == 0):
         least = "above 0" if above_zero else "not below 0"
-        raise ConfigurationError(f"{what} {value!r}: use a finite number of seconds, {least}")
-    if seconds > _LONGEST:
-        raise ConfigurationError(f"{what} {value!r}: use less than a hundred years")
+        raise ConfigurationError(f"{what} {shown(value)}: use a finite number of seconds, {least}")
+    if seconds > LONGEST_SECONDS:
+        raise ConfigurationError(f"{what} {shown(value)}: use less than a hundred years")
     return float(seconds)
 
 
-_LONGEST = 100 * 366 * 86400.0
+def checked_retention(what: str, value: Any) -> timedelta:
+    """Return how long something is kept, given as seconds or a timedelta, or raise."""
+    seconds = checked_seconds(what, value)
+    if seconds > LONGEST_RETENTION:
+        raise ConfigurationError(f"{what} {shown(value)}: use at most 68 years")
+    return timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition
         keep_result=options.keep_result,
         retention=None
         if options.retention is None
-        else timedelta(seconds=checked_seconds(f"task '{name}': retention", options.retention)),
+        else checked_retention(f"task '{name}': retention", options.retention),
     )
 
 
@@ -130,10 +135,10 @@ def _checked_run(name: str, run: str | None, is_coroutine: bool) -> RunKind:
             raise ConfigurationError(f"task '{name}': run='process' is not built yet")
         case "async" | "thread":
             kind = "a coroutine function" if is_coroutine else "a plain function"
-            raise ConfigurationError(f"task '{name}': run={run!r} does not fit {kind}")
+            raise ConfigurationError(f"task '{name}': run='{run}' does not fit {kind}")
         case _:
             raise ConfigurationError(
-                f"task '{name}': run={run!r} is not known; use async or thread"
+                f"task '{name}': run={shown(run)} is not known; use async or thread"
             )
 
 
@@ -144,7 +149,7 @@ def _checked_retry(name: str, retry: Retry | int | None) -> Retry:
         return retry
     if isinstance(retry, bool) or not isinstance(retry, int):
         raise ConfigurationError(
-            f"task '{name}': retry={retry!r}: use Retry(...) or the number of attempts"
+            f"task '{name}': retry={shown(retry)}: use Retry(...) or the number of attempts"
         )
     return Retry(max_attempts=retry)
 

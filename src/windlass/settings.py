@@ -1,6 +1,5 @@
 """What can be configured, with defaults, checked once at start."""
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -8,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.model.errors import ConfigurationError
+from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 
 PREFIX = "WINDLASS_"
 # Read elsewhere, so not settings: the URL and the application of the command line,
@@ -96,17 +96,19 @@ def _check(name: str, value: Any, kind: Any) -> None:
     text = str(kind)
     if "bool" in text:
         if not isinstance(value, bool):
-            raise ConfigurationError(f"{name}={value!r} must be True or False")
+            raise ConfigurationError(f"{name}={shown(value)} must be True or False")
     elif "int" in text or "float" in text:
         whole = "int" in text
         is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < _LEAST.get(name, 0):
+        least = _LEAST.get(name, 0)
+        most = _MOST.get(name, _LARGEST if whole else LONGEST_SECONDS)
+        if not is_number or not least <= value <= most:
             unit = "an integer" if whole else "seconds"
             raise ConfigurationError(
-                f"{name}={value!r} must be {unit}, not below {_LEAST.get(name, 0):g}"
+                f"{name}={shown(value)} must be {unit}, from {least} to {most:.0f}"
             )
     elif value is not None and not isinstance(value, str):
-        raise ConfigurationError(f"{name}={value!r} must be a string")
+        raise ConfigurationError(f"{name}={shown(value)} must be a string")
 
 
 _LEAST = {
@@ -121,4 +123,27 @@ _LEAST = {
     "poll": 0.02,
     "buffer_seconds": 0.01,
     "buffer_bytes": 1,
+}
+
+_LARGEST = 2**31 - 1  # of an integer in the database
+_MONTH = 30 * 86_400.0  # the database counts how long to wait for a lock in milliseconds
+_MOST = {
+    "concurrency": 100_000,
+    "pool_size": 1_000,
+    # A number of two characters takes twelve bytes as jsonb, which holds a quarter of a gigabyte.
+    "max_payload_bytes": 32 * 1024 * 1024,
+    "max_result_bytes": 32 * 1024 * 1024,
+    "retention": LONGEST_RETENTION,
+    "dead_retention": LONGEST_RETENTION,
+    "idempotency_retention": LONGEST_RETENTION,
+    "lease": _MONTH,
+    "heartbeat": _MONTH,
+    "leader_term": _MONTH,
+    "sweep": _MONTH,
+    "poll": _MONTH,
+    "ageing": _MONTH,  # for each point of priority, and there are a hundred
+    "shutdown_timeout": _MONTH,
+    "buffer": 100_000,
+    "buffer_bytes": 2**40,
+    "buffer_seconds": _MONTH,
 }

@@ -1,6 +1,6 @@
 """Bad input is refused with an error that names the thing, and nothing is written."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,6 +30,9 @@ def app() -> App:
         ({"delay": float("inf")}, "delay"),
         ({"delay": "soon"}, "delay"),
         ({"delay": 1e12}, "delay"),
+        ({"delay": 10**5000}, "delay"),
+        ({"delay": timedelta.max}, "delay"),
+        ({"priority": "x" * 10_000_000}, "priority"),
         ({"at": datetime(2030, 1, 1)}, "at"),  # noqa: DTZ001 - naive on purpose
         ({"at": "2030-01-01"}, "at"),
         ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "exclude"),
@@ -51,8 +54,9 @@ async def test_a_wrong_option_is_named_and_nothing_is_written(
     @app.task
     async def work() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=named):
+    with pytest.raises(ConfigurationError, match=named) as raised:
         await work.options(**options).enqueue()
+    assert len(str(raised.value)) < 300
     with pytest.raises(ConfigurationError, match=named):
         await app.enqueue("work", {}, **options)
 
@@ -78,6 +82,8 @@ async def test_a_payload_by_name_must_be_an_object_that_json_carries(
         ({"retry": "often"}, "retry"),
         ({"priority": "urgent"}, "priority"),
         ({"retention": -1}, "retention"),
+        ({"retention": timedelta(days=69 * 366)}, "68 years"),
+        ({"timeout": 10**5000}, "timeout"),
         ({"limit": 3}, "limit"),
         ({"nonsense": 1}, "nonsense"),
         ({"name": "a\tb"}, "name"),

@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,12 @@ def test_the_default_is_four_attempts_from_two_seconds_to_an_hour() -> None:
         {"base": -1},
         {"base": float("nan")},
         {"ceiling": float("inf")},
+        {"base": "2"},
+        {"base": None},
+        {"base": True},
+        {"base": timedelta(seconds=2)},
+        {"ceiling": 1e300},
+        {"ceiling": 10**5000},
     ],
 )
 def test_a_wrong_value_is_named(wrong: dict[str, object]) -> None:

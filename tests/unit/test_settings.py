@@ -38,6 +38,25 @@ def test_an_invalid_value_is_named(name: str, value: str) -> None:
         Settings.load({}, {name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("retention", timedelta(days=69 * 366)),
+        ("dead_retention", timedelta.max),
+        ("idempotency_retention", 1e15),
+        ("lease", 10**400),
+        ("ageing", 1e300),
+        ("leader_term", 1e300),
+        ("concurrency", 10**12),
+        ("pool_size", 10**9),
+        ("max_result_bytes", 2**40),
+    ],
+)
+def test_a_setting_that_the_database_could_not_hold_is_named(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        App("memory:", **{name: value})
+
+
 def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="raise lease or lower heartbeat"):
         App("memory:", lease=5, heartbeat=4)

@@ -1,10 +1,10 @@
 """How long to wait before the next attempt. The random draw is passed in."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from windlass.model.errors import ConfigurationError
+from windlass.model.limits import LONGEST_SECONDS, shown
 
 Backoff = Literal["exponential", "linear", "fixed"]
 Jitter = Literal["full", "none"]
@@ -23,19 +23,22 @@ class Retry:
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= 30_000:
             raise ConfigurationError(
-                f"retry: max_attempts {self.max_attempts!r} must be an integer from 1 to 30000"
+                f"retry: max_attempts {shown(self.max_attempts)} must be an integer from 1 to 30000"
             )
         if self.backoff not in ("exponential", "linear", "fixed"):
             raise ConfigurationError(
-                f"retry: backoff {self.backoff!r} is not known; use exponential, linear or fixed"
+                f"retry: backoff {shown(self.backoff)} is not known; use exponential, linear or fixed"
             )
         if self.jitter not in ("full", "none"):
             raise ConfigurationError(
-                f"retry: jitter {self.jitter!r} is not known; use full or none"
+                f"retry: jitter {shown(self.jitter)} is not known; use full or none"
             )
         for name, value in (("base", self.base), ("ceiling", self.ceiling)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigurationError(f"retry: {name} {value!r} must be seconds, not below 0")
+            if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
+                raise ConfigurationError(
+                    f"retry: {name} {shown(value)} must be a number of seconds, "
+                    "from 0 to a hundred years"
+                )
 
 
 def delay_before(retry: Retry, attempt: int, draw: float) -> float:

@@ -1,0 +1,15 @@
+"""How large a value may be, and how one is shown in a message."""
+
+LONGEST_SECONDS = 100 * 366 * 86_400.0  # of any duration: a hundred years
+LONGEST_RETENTION = 68 * 365 * 86_400.0  # seconds; the database counts them in 31 bits
+
+_LONGEST_SHOWN = 100  # characters
+
+
+def shown(value: object) -> str:
+    """Return a value as a message names it: short, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a value that was given may raise anything when looked at
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
