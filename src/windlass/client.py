@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from windlass.model.errors import (
     TaskNotFound,
     WindlassError,
 )
+from windlass.model.limits import shown
 from windlass.model.task import (
     CancelAnswer,
     Change,
@@ -101,7 +102,9 @@ class EnqueueOptions:
             raise ConfigurationError("options 'delay' and 'at' exclude each other; give one")
         attempts = self.max_attempts
         if attempts is not None and (type(attempts) is not int or not 1 <= attempts <= 30_000):
-            raise ConfigurationError(f"max_attempts {attempts!r}: use an integer from 1 to 30000")
+            raise ConfigurationError(
+                f"max_attempts {shown(attempts)}: use an integer from 1 to 30000"
+            )
         if isinstance(self.tags, str):
             raise ConfigurationError(f"tags {self.tags!r}: give a list of strings")
         key = self.idempotency_key
@@ -125,10 +128,18 @@ class EnqueueOptions:
 def checked_time(what: str, value: Any) -> datetime:
     """Return an aware datetime or raise."""
     if not isinstance(value, datetime):
-        raise ConfigurationError(f"{what} {value!r}: use a datetime with a time zone")
+        raise ConfigurationError(f"{what} {shown(value)}: use a datetime with a time zone")
     if value.tzinfo is None or value.utcoffset() is None:
         raise ConfigurationError(f"{what} {value!r} has no time zone; use an aware datetime")
-    return value
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        # In UTC the first and the last hours of the calendar may lie in the years 0 and 10000.
+        if value.year == 1:
+            return datetime.min.replace(tzinfo=UTC)
+        raise ConfigurationError(
+            f"{what} {value!r} is after the year 9999; use an earlier time"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,7 @@ def test_queues_are_listed_paused_and_resumed(windlass: Run) -> None:
         (["enqueue", "shopping:app", "send", '{"too": "a"}'], 1, "send"),
         (["enqueue", "shopping:app", "send", '{"to": "a"}', "--priority", "urgent"], 2, "urgent"),
         (["enqueue", "shopping:app", "send", '{"to": "a"}', "--at", "2030-01-01"], 2, "offset"),
+        (["tasks", "list", "--since", "9999-12-31T23:59:59-05:00"], 2, "--since"),
         (["worker", "nowhere:app"], 2, "nowhere"),
         (["worker", "shopping"], 2, "package.module:name"),
         (["worker", "shopping:send"], 2, "not a windlass App"),

@@ -1,8 +1,11 @@
 """What is at or beyond a limit, on both stores: carried out, or refused in our own words."""
 
+from datetime import UTC, datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
 import pytest
 
-from windlass import App, TaskState
+from windlass import App, ConfigurationError, TaskState
 from windlass.model.limits import LONGEST_RETENTION
 
 
@@ -53,3 +56,42 @@ async def test_the_longest_durations_are_carried_out(app_url: str) -> None:
 
         assert await handle.result(5) == 1
         assert (await far.get()).status is TaskState.SCHEDULED
+
+
+EAST, WEST = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
+
+
+@pytest.mark.parametrize("zone", [UTC, EAST, WEST, ZoneInfo("Asia/Tokyo")])
+async def test_the_first_moment_of_the_calendar_means_now(app_url: str, zone: timezone) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        first = datetime.min.replace(tzinfo=zone)
+        handle = await work.options(at=first).enqueue()
+        changed = await work.options(delay=60).enqueue()
+        await changed.change(at=first)
+
+        assert (await handle.get()).status is TaskState.PENDING
+        assert (await changed.get()).status is TaskState.PENDING
+
+
+async def test_a_time_after_the_last_moment_of_the_calendar_is_refused(app_url: str) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        handle = await work.options(at=datetime.max.replace(tzinfo=UTC)).enqueue()
+        after = datetime.max.replace(tzinfo=WEST)
+
+        with pytest.raises(ConfigurationError, match=r"at .*9999"):
+            await work.options(at=after).enqueue()
+        with pytest.raises(ConfigurationError, match=r"at .*9999"):
+            await handle.change(at=after)
+
+        record = await handle.get()
+        assert (record.status, record.scheduled_for.year) == (TaskState.SCHEDULED, 9999)
+        (queue,) = await (await app.store()).queues()
+        assert queue.counts == {TaskState.SCHEDULED: 1}

@@ -11,6 +11,7 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.loading import app_argument, load_app, optional_app_argument, run
+from windlass.client import checked_time
 from windlass.model.errors import ConfigurationError
 
 worker_options = (
@@ -132,7 +133,7 @@ def parse_time(option: str, text: str) -> datetime:
         raise ConfigurationError(f"{option} {text!r} is not a time in ISO 8601") from None
     if moment.tzinfo is None:
         raise ConfigurationError(f"{option} {text!r} has no offset; add one, as in +00:00 or Z")
-    return moment
+    return checked_time(option, moment)
 
 
 def parse_priority(text: str) -> int | str:
