@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +50,11 @@ T = TypeVar("T")
 
 FIRST_LOOK = 0.02  # seconds until the first look for a result; the pause grows from there
 LONGEST_LOOK = 0.25
+LONGEST_REASON = 2000  # characters
 NOT_BUILT = ("expires", "ordering_key", "on_dead", "connection")
+
+
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL holds in no text
 
 
 class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
@@ -140,6 +145,21 @@ def checked_time(what: str, value: Any) -> datetime:
         raise ConfigurationError(
             f"{what} {value!r} is after the year 9999; use an earlier time"
         ) from None
+
+
+def checked_reason(value: Any) -> str:
+    """Return a text that says why, or raise."""
+    if not isinstance(value, str):
+        raise ConfigurationError(f"reason {shown(value)} must be a string")
+    if len(value) > LONGEST_REASON:
+        raise ConfigurationError(
+            f"reason {shown(value)} has {len(value)} characters; use at most {LONGEST_REASON}"
+        )
+    if _UNSTORABLE.search(value):
+        raise ConfigurationError(
+            f"reason {shown(value)} holds a NUL character or half of a surrogate pair; remove it"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +386,8 @@ class Client:
 
     async def cancel(self, task_id: UUID, reason: str) -> bool:
         """Cancel a task; False if it had already ended."""
-        return await self._store.cancel(task_id, reason) is not CancelAnswer.ENDED
+        answer = await self._store.cancel(task_id, checked_reason(reason))
+        return answer is not CancelAnswer.ENDED
 
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits."""

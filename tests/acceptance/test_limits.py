@@ -1,6 +1,7 @@
 """What is at or beyond a limit, on both stores: carried out, or refused in our own words."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -95,3 +96,34 @@ async def test_a_time_after_the_last_moment_of_the_calendar_is_refused(app_url: 
         assert (record.status, record.scheduled_for.year) == (TaskState.SCHEDULED, 9999)
         (queue,) = await (await app.store()).queues()
         assert queue.counts == {TaskState.SCHEDULED: 1}
+
+
+@pytest.mark.parametrize("reason", [5, None, b"x", "a\x00b", "\ud800", "x" * 10_000_000])
+async def test_a_reason_that_cannot_be_kept_is_refused_and_the_task_waits_on(
+    app_url: str, reason: Any
+) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        handle = await work.enqueue()
+
+        with pytest.raises(ConfigurationError, match="reason") as raised:
+            await handle.cancel(reason)
+
+        assert len(str(raised.value)) < 300
+        assert (await handle.get()).status is TaskState.PENDING
+
+
+@pytest.mark.parametrize("reason", ["", "two\nlines, tab\t\x7f", "ü" * 2000])
+async def test_any_other_text_is_a_reason(app_url: str, reason: str) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        handle = await work.enqueue()
+
+        assert await handle.cancel(reason)
+        assert (await handle.get()).last_error == reason
