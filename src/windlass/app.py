@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,10 +25,11 @@ from windlass.client import (
 )
 from windlass.maintenance.chores import chores
 from windlass.maintenance.leader import Leader
-from windlass.model.errors import ConfigurationError, TaskNotFound
+from windlass.model.errors import ConfigurationError, PayloadError, TaskNotFound
+from windlass.model.limits import shown
 from windlass.model.task import Retention, WorkerInfo
 from windlass.portal import Portal
-from windlass.registry import Middleware, Registry, checked_name
+from windlass.registry import Middleware, Registry, checked_names
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
@@ -108,9 +109,9 @@ class App(TaskSet):
         enqueued = await client.enqueue_named(name, {} if payload is None else payload, checked)
         return Handle(self, enqueued.id, created=enqueued.created)
 
-    async def enqueue_many(self, calls: Sequence[Call]) -> list[Handle]:
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
         """Enqueue all calls or none."""
-        return await self.send(list(calls))
+        return await self.send(_checked_calls(calls))
 
     def enqueue_sync(
         self, name: str, payload: dict[str, Any] | None = None, **options: Any
@@ -118,7 +119,7 @@ class App(TaskSet):
         """`enqueue` for synchronous code."""
         return self.run_sync("enqueue", lambda: self.enqueue(name, payload, **options))
 
-    def enqueue_many_sync(self, calls: Sequence[Call]) -> list[Handle]:
+    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Handle]:
         """`enqueue_many` for synchronous code."""
         return self.run_sync("enqueue_many", lambda: self.enqueue_many(calls))
 
@@ -135,7 +136,7 @@ class App(TaskSet):
         try:
             return Handle(self, task_id if isinstance(task_id, UUID) else UUID(task_id))
         except (ValueError, AttributeError, TypeError):
-            raise TaskNotFound(f"{task_id!r} is not the id of a task; ids are UUIDs") from None
+            raise TaskNotFound(f"{shown(task_id)} is not the id of a task; ids are UUIDs") from None
 
     # Running
 
@@ -183,7 +184,7 @@ class App(TaskSet):
         if shutdown_timeout is not None:
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
         if queues is not None:
-            queues = tuple(_checked_queue(queue) for queue in queues)
+            queues = _checked_queues(queues)
         info = WorkerInfo(
             id=new_task_id(),
             host=socket.gethostname(),
@@ -374,7 +375,27 @@ def _checked_url(url: str | None) -> str:
     )
 
 
-def _checked_queue(queue: str) -> str:
-    if ":" in checked_name("queue", queue):
-        raise ConfigurationError(f"queue '{queue}': weights are not built yet; give the name alone")
-    return queue
+def _checked_calls(given: Any) -> list[Call]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise PayloadError(
+            f"enqueue_many was given a value of type {kind}; use [task.call(...), …]"
+        )
+    calls = list(given)
+    for index, call in enumerate(calls):
+        if not isinstance(call, Call):
+            kind = type(call).__name__
+            raise PayloadError(f"item {index} is of type {kind}; use task.call(...)")
+    return calls
+
+
+def _checked_queues(given: Any) -> tuple[str, ...]:
+    queues = checked_names("queues", "queue", given)
+    if not queues:
+        raise ConfigurationError("queues is empty; name one at least, or leave it out for all")
+    for queue in queues:
+        if ":" in queue:
+            raise ConfigurationError(
+                f"queue '{queue}': weights are not built yet; give the name alone"
+            )
+    return queues

@@ -38,6 +38,7 @@ from windlass.registry import (
     TaskDefinition,
     TaskOptions,
     checked_name,
+    checked_names,
     checked_priority,
     checked_seconds,
     define,
@@ -91,7 +92,7 @@ class EnqueueOptions:
     at: datetime | None = None
     idempotency_key: str | None = None
     max_attempts: int | None = None
-    tags: Sequence[str] = ()
+    tags: Sequence[str] | None = None
     detached: bool = False
     expires: Any = None
     ordering_key: Any = None
@@ -110,8 +111,6 @@ class EnqueueOptions:
             raise ConfigurationError(
                 f"max_attempts {shown(attempts)}: use an integer from 1 to 30000"
             )
-        if isinstance(self.tags, str):
-            raise ConfigurationError(f"tags {self.tags!r}: give a list of strings")
         key = self.idempotency_key
         return NewTask(
             id=new_task_id(),
@@ -125,7 +124,7 @@ class EnqueueOptions:
             delay=0.0 if self.delay is None else checked_seconds("delay", self.delay),
             at=None if self.at is None else checked_time("at", self.at),
             idempotency_key=None if key is None else checked_name("idempotency_key", key),
-            tags=tuple(checked_name("tag", tag) for tag in self.tags),
+            tags=() if self.tags is None else checked_names("tags", "tag", self.tags),
             retention=defaults.retention,
         )
 
@@ -329,9 +328,6 @@ class Client:
         for index, call in enumerate(calls):
             try:
                 tasks.append(call.new_task(self._max_payload_bytes))
-            except AttributeError as error:
-                kind = type(call).__name__
-                raise PayloadError(f"item {index} is a {kind}; use task.call(...)") from error
             except (ConfigurationError, PayloadError) as error:
                 if len(calls) == 1:
                     raise

@@ -32,6 +32,13 @@ def checked_name(what: str, value: Any) -> str:
     return value
 
 
+def checked_names(what: str, each: str, values: Any) -> tuple[str, ...]:
+    """Return names given as a list, tuple or set, or raise."""
+    if not isinstance(values, list | tuple | set | frozenset):
+        raise ConfigurationError(f"{what} {shown(values)}: give a list of strings")
+    return tuple(checked_name(each, value) for value in values)
+
+
 def checked_priority(value: Any) -> int:
     """Return a priority given by name or number, or raise."""
     if isinstance(value, str) and value in PRIORITIES:

@@ -41,6 +41,11 @@ def app() -> App:
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_attempts": 10**9}, "max_attempts"),
         ({"tags": "mail"}, "tags"),
+        ({"tags": 5}, "tags"),
+        ({"tags": {"mail": 1}}, "tags"),
+        ({"tags": b"mail"}, "tags"),
+        ({"tags": iter(["mail"])}, "tags"),
+        ({"tags": ["mail", 5]}, "tag 5"),
         ({"tags": ["a\x00"]}, "tag"),
         ({"nonsense": 1}, "nonsense"),
         ({"expires": 5}, "expires"),
@@ -120,3 +125,42 @@ def test_sync_calls_work_without_an_event_loop(app: App) -> None:
     assert app.enqueue_sync("work", {"n": 2}).created
     assert len(app.enqueue_many_sync([work.call(3), work.call(4)])) == 2
     assert handle.cancel_sync() is True
+
+
+async def test_tags_may_be_any_collection_of_names_or_none(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    handles = [await work.options(tags=tags).enqueue() for tags in (["a"], ("a",), {"a"}, None)]
+
+    assert [(await one.get()).tags for one in handles] == [("a",), ("a",), ("a",), ()]
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"), [(5, "int"), (None, "None"), ("ab", "str"), ([1], "item 0 is of type int")]
+)
+async def test_many_calls_are_a_list_of_calls(app: App, calls: Any, named: str) -> None:
+    with pytest.raises(PayloadError, match=named):
+        await app.enqueue_many(calls)
+
+
+async def test_an_error_of_a_value_s_own_is_not_taken_for_a_wrong_call(app: App) -> None:
+    class Odd:
+        def model_dump(self, **_: Any) -> Any:
+            raise AttributeError("its own")
+
+    @app.task
+    async def work(value: Any) -> None: ...
+
+    with pytest.raises(AttributeError, match="its own"):
+        await work.enqueue(Odd())
+
+
+@pytest.mark.parametrize(
+    ("queues", "named"), [("mail", "'mail'"), (5, "5"), ([], "empty"), ([5], "5"), (["a:3"], "a:3")]
+)
+async def test_the_queues_of_a_worker_are_a_list_of_names(
+    app: App, queues: Any, named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"queues?.*{named}"):
+        await app.new_worker(queues=queues)
