@@ -37,6 +37,7 @@ from windlass.registry import (
     Registry,
     TaskDefinition,
     TaskOptions,
+    checked_flag,
     checked_name,
     checked_names,
     checked_priority,
@@ -334,7 +335,7 @@ class Client:
                 raise type(error)(f"item {index}: {error}") from error
         if not tasks:
             return []
-        detached = {call.options.detached for call in calls}
+        detached = {checked_flag("detached", call.options.detached) for call in calls}
         fence = None if detached == {True} else self._fence()
         try:
             return await self._store.enqueue(tasks, fence=fence)
@@ -356,7 +357,7 @@ class Client:
         else:
             defaults = await self._store.type_defaults(name) or TypeDefaults(name)
             text = check_plain(name, payload, max_bytes=limit)
-        fence = None if options.detached else self._fence()
+        fence = None if checked_flag("detached", options.detached) else self._fence()
         return (await self._store.enqueue([options.new_task(defaults, text)], fence=fence))[0]
 
     def _fence(self) -> Fence | None:
@@ -368,9 +369,9 @@ class Client:
         """Return the whole task."""
         return await self._store.get(task_id)
 
-    async def result(self, task_id: UUID, seconds: float | None) -> Any:
+    async def result(self, task_id: UUID, limit: float | timedelta | None) -> Any:
         """Wait for the end of a task and return what its handler returned."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(None if limit is None else checked_seconds("timeout", limit)):
             ended = await self._waiter.wait(task_id)
         match ended.status:
             case TaskState.COMPLETED:
@@ -428,7 +429,7 @@ class Handle:
         """Return the whole task: status, times, attempts, errors, result."""
         return await (await self._access.client()).get(self._id)
 
-    async def result(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - public name
+    async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 - public name
         """Wait for the return value; raise `TaskFailed`, `TaskCancelled` or `TimeoutError`."""
         return await (await self._access.client()).result(self._id, timeout)
 
@@ -447,6 +448,8 @@ class Handle:
         """Change a task that is scheduled, blocked or pending."""
         if at is not None and delay is not None:
             raise ConfigurationError("options 'delay' and 'at' exclude each other; give one")
+        if priority is None and queue is None and at is None and delay is None:
+            raise ConfigurationError("nothing to change; give priority, queue, at or delay")
         change = Change(
             priority=None if priority is None else checked_priority(priority),
             queue=None if queue is None else checked_name("queue", queue),
@@ -467,7 +470,7 @@ class Handle:
         """`get` for synchronous code."""
         return self._access.run_sync("get", self.get)
 
-    def result_sync(self, timeout: float | None = None) -> Any:
+    def result_sync(self, timeout: float | timedelta | None = None) -> Any:
         """`result` for synchronous code."""
         return self._access.run_sync("result", lambda: self.result(timeout))
 

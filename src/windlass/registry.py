@@ -50,6 +50,13 @@ def checked_priority(value: Any) -> int:
     return value
 
 
+def checked_flag(what: str, value: Any) -> bool:
+    """Return a truth value or raise: a text that says no would count as yes."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{what} {shown(value)} must be True or False")
+    return value
+
+
 def checked_seconds(what: str, value: Any, *, above_zero: bool = False) -> float:
     """Return a duration in seconds, given as a number or a timedelta, or raise."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -110,7 +117,13 @@ class TaskOptions:
 
 def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
     """Check a function and its options, and make a definition of them."""
-    name = checked_name("task name", options.name or getattr(function, "__name__", None))
+    if not callable(function):
+        raise ConfigurationError(
+            f"a task is made of a function, not of {shown(function)}; options need their names, "
+            "as in @app.task(name=…)"
+        )
+    own_name = getattr(function, "__name__", None)
+    name = checked_name("task name", own_name if options.name is None else options.name)
     is_coroutine = inspect.iscoroutinefunction(function)
     return TaskDefinition(
         name=name,
@@ -123,7 +136,7 @@ def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition
         timeout=None
         if options.timeout is None
         else checked_seconds(f"task '{name}': timeout", options.timeout, above_zero=True),
-        keep_result=options.keep_result,
+        keep_result=checked_flag(f"task '{name}': keep_result", options.keep_result),
         retention=None
         if options.retention is None
         else checked_retention(f"task '{name}': retention", options.retention),

@@ -48,6 +48,7 @@ def app() -> App:
         ({"tags": ["mail", 5]}, "tag 5"),
         ({"tags": ["a\x00"]}, "tag"),
         ({"nonsense": 1}, "nonsense"),
+        ({"detached": "no"}, "detached"),
         ({"expires": 5}, "expires"),
         ({"ordering_key": "k"}, "ordering_key"),
         ({"connection": object()}, "connection"),
@@ -92,6 +93,9 @@ async def test_a_payload_by_name_must_be_an_object_that_json_carries(
         ({"limit": 3}, "limit"),
         ({"nonsense": 1}, "nonsense"),
         ({"name": "a\tb"}, "name"),
+        ({"name": ""}, "name"),
+        ({"keep_result": "no"}, "keep_result"),
+        ({"keep_result": None}, "keep_result"),
     ],
 )
 def test_a_wrong_task_option_is_named(app: App, options: dict[str, Any], named: str) -> None:
@@ -164,3 +168,44 @@ async def test_the_queues_of_a_worker_are_a_list_of_names(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"queues?.*{named}"):
         await app.new_worker(queues=queues)
+
+
+def test_a_name_in_place_of_the_function_is_told_how_to_give_it(app: App) -> None:
+    with pytest.raises(ConfigurationError, match=r"'mail\.send'.*name="):
+        app.task("mail.send")  # type: ignore[call-overload]  # on purpose
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({}, "nothing to change"),
+        ({"priority": "x"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"queue": ""}, "queue"),
+        ({"at": "soon"}, "at"),
+        ({"delay": float("nan")}, "delay"),
+        ({"delay": 10**5000}, "delay"),
+    ],
+)
+async def test_a_wrong_change_is_named(app: App, change: dict[str, Any], named: str) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    handle = await work.options(delay=60).enqueue()
+    before = await handle.get()
+
+    with pytest.raises(ConfigurationError, match=named):
+        await handle.change(**change)
+
+    assert await handle.get() == before
+
+
+@pytest.mark.parametrize("limit", ["x", float("nan"), float("inf"), -1, True, 10**400])
+async def test_a_wrong_timeout_is_named(app: App, limit: Any) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    handle = await work.enqueue()
+
+    with pytest.raises(ConfigurationError, match="timeout"):
+        await handle.result(limit)
