@@ -8,6 +8,7 @@ from typing import Any
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
+from windlass.store.sqlfiles import checked_schema
 
 PREFIX = "WINDLASS_"
 # Read elsewhere, so not settings: the URL and the application of the command line,
@@ -46,6 +47,7 @@ class Settings:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, getattr(self, field.name), field.type)
+        checked_schema(self.schema)
         if self.heartbeat * 2 > self.lease:
             raise ConfigurationError(
                 f"lease ({self.lease:g}s) must be at least twice heartbeat ({self.heartbeat:g}s); "
@@ -107,7 +109,7 @@ def _check(name: str, value: Any, kind: Any) -> None:
             raise ConfigurationError(
                 f"{name}={shown(value)} must be {unit}, from {least} to {most:.0f}"
             )
-    elif value is not None and not isinstance(value, str):
+    elif not isinstance(value, str) and (value is not None or "None" not in text):
         raise ConfigurationError(f"{name}={shown(value)} must be a string")
 
 

@@ -67,12 +67,14 @@ def test_an_unknown_setting_is_named() -> None:
         App("memory:", leese=5)
 
 
-@pytest.mark.parametrize("schema", ["", "Windlass", "a b", "x;drop", "1a", "a" * 64, 'a"b'])
-def test_a_schema_name_that_would_need_quoting_is_refused(schema: str) -> None:
-    from windlass.store.sqlfiles import SqlFiles
-
+@pytest.mark.parametrize(
+    "schema", ["", "Windlass", "a b", "a;b", "1a", "a" * 64, 'a"b', "pg_a", "a\n", None]
+)
+def test_a_schema_name_that_would_need_quoting_is_refused_by_the_app_itself(schema: str) -> None:
     with pytest.raises(ConfigurationError, match="schema"):
-        SqlFiles("windlass.store.postgres", schema)
+        App("postgresql://h/d", schema=schema)
+    with pytest.raises(ConfigurationError, match="schema"):
+        App("memory:", schema=schema)
 
 
 @pytest.mark.parametrize("url", ["mysql://x", "nonsense", "sqlite:///a", ""])

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from windlass.model.errors import ConfigurationError
+from windlass.model.limits import shown
 
-_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
 _QUALIFIER = re.compile(r"\bwindlass\.")
 
 
@@ -19,15 +20,21 @@ class Migration:
     sql: str
 
 
+def checked_schema(name: str) -> str:
+    """Return a name that needs no quotes, or raise."""
+    if not _SCHEMA_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"schema {shown(name)}: use lower case letters, digits and underscores, at most 63, "
+            "and not pg_ at the beginning"
+        )
+    return name
+
+
 class SqlFiles:
     """The statements and migrations of one adapter, for one schema."""
 
     def __init__(self, package: str, schema: str) -> None:
-        if not _SCHEMA_NAME.fullmatch(schema):
-            raise ConfigurationError(
-                f"schema {schema!r}: use lower case letters, digits and underscores, at most 63"
-            )
-        self.schema = schema
+        self.schema = checked_schema(schema)
         self._root = files(package)
         self._statements: dict[str, str] = {}
 

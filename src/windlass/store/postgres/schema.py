@@ -48,6 +48,7 @@ class Schema:
     async def _apply(self, connection: asyncpg.Connection) -> list[Migration]:
         if not await self._pending(connection):
             return []
+        await self._check_name(connection)
         applied = []
         try:
             async with connection.transaction():
@@ -92,6 +93,12 @@ class Schema:
     def _note(self, migration: Migration) -> str:
         text = self._sql.statement("note_migration")
         return text.replace("NUMBER", str(migration.number)).replace("NAME", migration.name)
+
+    async def _check_name(self, connection: asyncpg.Connection) -> None:
+        if await connection.fetchval(self._sql.statement("is_keyword"), self._sql.schema):
+            raise ConfigurationError(
+                f"schema '{self._sql.schema}' is a word of SQL; choose another name"
+            )
 
     def _check_server(self, connection: asyncpg.Connection) -> None:
         version = connection.get_server_version()

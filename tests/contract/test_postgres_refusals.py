@@ -1,0 +1,22 @@
+"""What the database is not even asked to do."""
+
+import asyncpg
+import pytest
+
+from windlass.model.errors import ConfigurationError
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+
+@pytest.mark.parametrize("word", ["user", "authorization", "int"])
+async def test_a_schema_named_as_a_word_of_sql_is_refused_before_anything_is_created(
+    empty_database_url: str, word: str
+) -> None:
+    store = PostgresStore(PostgresOptions(url=empty_database_url, schema=word))
+
+    with pytest.raises(ConfigurationError, match=f"schema '{word}'"):
+        await store.open()
+
+    connection = await asyncpg.connect(empty_database_url)
+    made = await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", word)
+    await connection.close()
+    assert made == 0
