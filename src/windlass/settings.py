@@ -110,7 +110,8 @@ def _check(name: str, value: Any, kind: Any) -> None:
                 f"{name}={shown(value)} must be {unit}, from {least} to {most:.0f}"
             )
     elif not isinstance(value, str) and (value is not None or "None" not in text):
-        raise ConfigurationError(f"{name}={shown(value)} must be a string")
+        # Not the value: there may be a password in it.
+        raise ConfigurationError(f"{name} is of type {type(value).__name__}; give a string")
 
 
 _LEAST = {

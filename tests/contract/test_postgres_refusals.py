@@ -20,3 +20,14 @@ async def test_a_schema_named_as_a_word_of_sql_is_refused_before_anything_is_cre
     made = await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", word)
     await connection.close()
     assert made == 0
+
+
+@pytest.mark.parametrize("parameter", ["nonsense=1", "work_mem=much", "sslmode=perhaps"])
+async def test_a_parameter_of_the_url_that_is_not_taken_is_named(
+    database_url: str, parameter: str
+) -> None:
+    mark = "&" if "?" in database_url else "?"
+    store = PostgresStore(PostgresOptions(url=f"{database_url}{mark}{parameter}"))
+
+    with pytest.raises(ConfigurationError, match=parameter.partition("=")[0]):
+        await store.open()

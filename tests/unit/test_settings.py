@@ -1,4 +1,5 @@
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,66 @@ def test_a_schema_name_that_would_need_quoting_is_refused_by_the_app_itself(sche
         App("postgresql://h/d", schema=schema)
     with pytest.raises(ConfigurationError, match="schema"):
         App("memory:", schema=schema)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@[::1/x",
+        "postgresql://u:hunter2@[]/x",
+        "postgresql://u:hunter2@h:abc/x",
+        "postgresql://u:hunter2@h:99999/x",
+        "postgresql://u:hunter2@h:0/x",
+        "postgresql://u:hunter2@h1:1,h2:b/x",
+        "postgresql://u:hunter2@h1,,h2/x",
+        "postgresql://u:hunter2@/x?port=abc",
+        "postgresql://u:hunter2@h/x?nonsense",
+        "postgresql://u:hunter2@h/a%00b",
+        "postgresql://u:hunter2@h\x00/x",
+        "postgresql://u:hunter2@h\n/x",
+        "postgresql://u:hunter2@h:5432:5433/x",
+        # Characters of a password that are not encoded.
+        "postgresql://u:hunter2#x@h/x",
+        "postgresql://u:hunter2/x@h/x",
+        "postgresql://u:hunter2?x@h/x",
+        "postgresql://u:x@hunter2@h/x",
+        "postgresql://u:[hunter2@h/x",
+    ],
+)
+def test_a_malformed_url_is_refused_by_the_app_itself_and_not_repeated(url: str) -> None:
+    for keywords in ({"url": url}, {"url": "memory:", "direct_url": url}):
+        with pytest.raises(ConfigurationError, match=r"URL|direct_url") as raised:
+            App(**keywords)
+        assert "not valid" in str(raised.value)
+        assert "hunter" not in str(raised.value)
+        assert raised.value.__cause__ is None
+        assert raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://",
+        "postgresql:///shop",
+        "postgres://u@h/shop",
+        "PostgreSQL://u@h/shop",
+        "postgresql://u:%40%2F%3A@h:5432/shop?sslmode=require&connect_timeout=5",
+        "postgresql://u@[::1]:5432,[fe80::1]/shop",
+        "postgresql://u@h1:1,h2:2,h3/shop?target_session_attrs=read-write",
+        "postgresql://u@/shop?host=/var/run/postgresql&port=5433",
+        "postgresql://%2Fvar%2Frun%2Fpostgresql/shop",
+    ],
+)
+def test_every_kind_of_url_that_libpq_knows_is_taken(url: str) -> None:
+    assert App(url).url == url
+
+
+@pytest.mark.parametrize("url", [5, b"postgresql://u:hunter2@h/x"])
+def test_a_url_that_is_no_text_is_refused_and_not_repeated(url: Any) -> None:
+    for keywords in ({"url": url}, {"url": "memory:", "direct_url": url}):
+        with pytest.raises(ConfigurationError, match=r"(?i)url is of type") as raised:
+            App(**keywords)
+        assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize("url", ["mysql://x", "nonsense", "sqlite:///a", ""])

@@ -22,8 +22,9 @@ _OURS = {
     "WL003": WrongState,
     "WL004": NotLeader,
 }
-# Classes of SQLSTATE that say: this server, now; not: this statement.
-_UNAVAILABLE_CLASSES = ("08", "53", "57", "58", "XX")
+# Classes of SQLSTATE that say: this server, now; not: this statement. 28 and 3D come from a pool
+# that opens one more connection, long after the first was let in.
+_UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57", "58", "XX")
 _UNAVAILABLE_CODES = {
     "25006",  # a standby that takes no writes
     "25P03",  # the server gave up on an idle transaction
@@ -120,8 +121,12 @@ def _checked() -> Iterator[None]:
         yield
     except asyncpg.InvalidCatalogNameError as error:
         raise ConfigurationError(f"{error}; create it, or correct the URL") from error
-    except (asyncpg.InvalidAuthorizationSpecificationError, ValueError) as error:
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.SyntaxOrAccessError,  # a parameter of the URL that the server does not know
+        asyncpg.DataError,  # or one whose value it does not take
+    ) as error:
         # The message of the server names the user, never the password.
         raise ConfigurationError(f"the database refuses the connection: {error}") from error
-    except asyncpg.ClientConfigurationError as error:
+    except ValueError as error:
         raise ConfigurationError(f"the database URL is not valid: {error}") from error
