@@ -1,9 +1,11 @@
 """What the database is not even asked to do."""
 
+from typing import Any
+
 import asyncpg
 import pytest
 
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 
@@ -31,3 +33,14 @@ async def test_a_parameter_of_the_url_that_is_not_taken_is_named(
 
     with pytest.raises(ConfigurationError, match=parameter.partition("=")[0]):
         await store.open()
+
+
+@pytest.mark.parametrize("queue", ["a\x00secret", 5, "\ud800secret"])
+async def test_a_value_that_the_database_cannot_hold_is_our_error_and_not_repeated(
+    postgres_store: PostgresStore, queue: Any
+) -> None:
+    with pytest.raises(PayloadError, match="cannot hold") as raised:
+        await postgres_store.pause(queue)
+
+    assert "secret" not in str(raised.value)
+    assert await postgres_store.queues() == []

@@ -12,6 +12,7 @@ from windlass.model.errors import (
     IdempotencyConflict,
     LeaseLost,
     NotLeader,
+    PayloadError,
     StoreBusy,
     StoreUnavailable,
     WrongState,
@@ -31,6 +32,8 @@ _UNAVAILABLE_CODES = {
     "40001",
     "40P01",
 }
+
+_VALUE_CLASSES = ("22", "54")  # a value of the wrong form, or beyond a limit of the server
 
 
 @contextmanager
@@ -52,6 +55,12 @@ def translated() -> Iterator[None]:
             raise ConfigurationError(f"the database role lacks a right: {error}") from error
         if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
             raise StoreUnavailable(f"the database did not carry out the call: {error}") from error
+        if state[:2] in _VALUE_CLASSES:
+            # Not the message of the driver: it repeats the value, which may be of a payload.
+            raise PayloadError(
+                f"the database cannot hold a value of this call ({type(error).__name__}); "
+                "nothing was written"
+            ) from error
         raise
     except (OSError, asyncpg.InterfaceError, asyncio.IncompleteReadError) as error:
         raise StoreUnavailable(
