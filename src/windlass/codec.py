@@ -1,16 +1,18 @@
 """Arguments to JSON and back, checked on both ways."""
 
 import inspect
+import math
 import re
 import typing
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from windlass.context import Context
 from windlass.model.errors import ConfigurationError, PayloadError
+from windlass.model.limits import shown
 
 # An escaped NUL that is not itself the tail of an escaped backslash. PostgreSQL cannot hold it.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -33,11 +35,33 @@ def _decode_other(kind: type, value: Any) -> Any:
 
 
 def encode_json(value: Any, *, what: str, max_bytes: int) -> str:
-    """Encode a value as JSON that PostgreSQL can hold, or raise `PayloadError`."""
+    """Encode a value as JSON that PostgreSQL can hold, or raise `PayloadError`.
+
+    Numbers that are not finite and keys that are no strings, which the encoder would alter, are
+    refused.
+    """
+    text = _encode(value, what=what, max_bytes=max_bytes)
+    # A number that is not finite became null. Most results have neither that nor a key, and most of
+    # the others come back equal: only the rest is looked at piece by piece.
+    if ("{" in text or "null" in text) and not _comes_back(text, value):
+        altered = _altered(value)
+        if altered is not None:
+            raise PayloadError(f"{what}: {altered}")
+    return text
+
+
+def _comes_back(text: str, value: Any) -> bool:
+    try:
+        return bool(decode_json(text) == value)
+    except Exception:  # noqa: BLE001 - a value may bring an equality of its own
+        return False
+
+
+def _encode(value: Any, *, what: str, max_bytes: int) -> str:
     try:
         encoded = msgspec.json.encode(value, enc_hook=_encode_other)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        # UnicodeEncodeError, for lone surrogates, is a ValueError.
+    except Exception as error:
+        # Of ours or of the value's own: it may bring code with it. Lone surrogates raise here too.
         raise PayloadError(f"{what}: {error}") from error
     if len(encoded) > max_bytes:
         raise PayloadError(
@@ -47,6 +71,58 @@ def encode_json(value: Any, *, what: str, max_bytes: int) -> str:
     if b"\\u0000" in encoded and _NUL.search(encoded):
         raise PayloadError(f"{what}: a string holds the NUL character, which PostgreSQL refuses")
     return encoded.decode()
+
+
+class _Place(NamedTuple):
+    """Where in a value: a chain from the inside out, written down only if it is asked for."""
+
+    outer: "_Place | None"
+    step: str
+    key: Any
+
+    def __str__(self) -> str:
+        place: _Place | None = self
+        steps = []
+        while place is not None:
+            steps.append(place.step.format(place.key if place.step == "{}" else shown(place.key)))
+            place = place.outer
+        return "".join(reversed(steps))
+
+
+def _altered(value: Any) -> str | None:
+    """Say what in a value became something else as JSON, and where."""
+    waiting: list[tuple[_Place | None, Any]] = [(None, value)]
+    while waiting:
+        place, one = waiting.pop()
+        if isinstance(one, float):
+            if not math.isfinite(one):
+                at = "" if place is None else f" at {place}"
+                return f"{one}{at} is no number of JSON; return None or a string for it"
+        elif isinstance(one, dict):
+            for key, item in one.items():
+                if not isinstance(key, str):
+                    return f"key {shown(key)} of {place or 'the dict'} is no string; use strings"
+                waiting.append((_Place(place, "[{}]", key), item))
+        elif isinstance(one, list | tuple | set | frozenset):
+            waiting += [(_Place(place, "[{}]", index), item) for index, item in enumerate(one)]
+        elif not isinstance(one, str | int | None):
+            waiting += [(_Place(place, "{}", name), item) for name, item in _fields(one)]
+    return None
+
+
+def _fields(value: Any) -> list[tuple[str, Any]]:
+    """The fields of a record, of whichever kind the encoder knows."""
+    if isinstance(value, msgspec.Struct):
+        names = list(value.__struct_fields__)
+    elif is_dataclass(value):
+        names = [field.name for field in fields(value)]
+    elif hasattr(value, "__attrs_attrs__"):
+        names = [attribute.name for attribute in value.__attrs_attrs__]
+    elif hasattr(value, "model_dump"):
+        return [("", value.model_dump(mode="json"))]
+    else:
+        names = []
+    return [(f".{name}", getattr(value, name)) for name in names]
 
 
 def decode_json(text: str) -> Any:
@@ -111,7 +187,7 @@ class ArgumentCodec:
         if not isinstance(arguments, dict):
             kind = type(arguments).__name__
             raise PayloadError(f"{what}: the payload is a {kind}; give a dict of arguments")
-        text = encode_json(arguments, what=what, max_bytes=max_bytes)
+        text = _encode(arguments, what=what, max_bytes=max_bytes)
         try:
             arrived = self._decoder.decode(text)
         except msgspec.ValidationError as error:
@@ -169,7 +245,7 @@ def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
         raise PayloadError(
             f"task '{name}': the payload is a {type(payload).__name__}; give a dict of arguments"
         )
-    text = encode_json(payload, what=f"task '{name}'", max_bytes=max_bytes)
+    text = _encode(payload, what=f"task '{name}'", max_bytes=max_bytes)
     if not _same(payload, decode_json(text)):
         raise PayloadError(
             f"task '{name}': the payload would not arrive as it was sent; "

@@ -156,7 +156,7 @@ async def test_an_error_of_a_value_s_own_is_not_taken_for_a_wrong_call(app: App)
     @app.task
     async def work(value: Any) -> None: ...
 
-    with pytest.raises(AttributeError, match="its own"):
+    with pytest.raises(PayloadError, match="its own"):
         await work.enqueue(Odd())
 
 
