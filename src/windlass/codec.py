@@ -44,7 +44,10 @@ def encode_json(value: Any, *, what: str, max_bytes: int) -> str:
     # A number that is not finite became null. Most results have neither that nor a key, and most of
     # the others come back equal: only the rest is looked at piece by piece.
     if ("{" in text or "null" in text) and not _comes_back(text, value):
-        altered = _altered(value)
+        try:
+            altered = _altered(value)
+        except Exception as error:
+            raise PayloadError(f"{what}: {error}") from error
         if altered is not None:
             raise PayloadError(f"{what}: {altered}")
     return text
@@ -138,7 +141,7 @@ class ArgumentCodec:
         signature = inspect.signature(function)
         try:
             hints = typing.get_type_hints(function, include_extras=True)
-        except NameError as error:
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
             raise ConfigurationError(
                 f"task '{name}': an annotation cannot be resolved: {error}; "
                 "import what it names at the top of the module"
@@ -190,10 +193,10 @@ class ArgumentCodec:
         text = _encode(arguments, what=what, max_bytes=max_bytes)
         try:
             arrived = self._decoder.decode(text)
-        except msgspec.ValidationError as error:
+        except Exception as error:
             raise PayloadError(f"{what}: {error}") from error
         for name, sent in arguments.items():
-            if not _same(sent, getattr(arrived, name)):
+            if not _arrives(sent, getattr(arrived, name)):
                 raise PayloadError(
                     f"{what}: argument '{name}' ({type(sent).__name__}) would not arrive as it was "
                     "sent; annotate the parameter with its type, or pass what JSON can carry"
@@ -204,7 +207,8 @@ class ArgumentCodec:
         """Return the arguments for the handler, or raise `PayloadError`."""
         try:
             arrived = self._decoder.decode(payload)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except Exception as error:
+            # Of ours or of the parameter's own type: a handler that cannot be called has failed.
             raise PayloadError(f"task '{self._name}': the payload does not fit: {error}") from error
         return {
             name: value
@@ -218,6 +222,13 @@ class ArgumentCodec:
             return function(**arguments)
         first = [arguments.pop(name) for name in self._positional if name in arguments]
         return function(*first, **arguments)
+
+
+def _arrives(sent: Any, arrived: Any) -> bool:
+    try:
+        return _same(sent, arrived)
+    except Exception:  # noqa: BLE001 - too deep, or an equality of the value's own
+        return False
 
 
 def _same(sent: Any, arrived: Any) -> bool:
@@ -246,7 +257,7 @@ def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
             f"task '{name}': the payload is a {type(payload).__name__}; give a dict of arguments"
         )
     text = _encode(payload, what=f"task '{name}'", max_bytes=max_bytes)
-    if not _same(payload, decode_json(text)):
+    if not _arrives(payload, decode_json(text)):
         raise PayloadError(
             f"task '{name}': the payload would not arrive as it was sent; "
             "use only dicts with string keys, lists, strings, finite numbers, booleans and None"

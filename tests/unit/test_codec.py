@@ -175,6 +175,13 @@ def test_a_payload_that_does_not_fit_names_the_task() -> None:
             codec(function).decode(payload)
 
 
+def test_an_annotation_that_names_nothing_is_refused() -> None:
+    def function(value: "pytest.Nothing") -> None: ...  # type: ignore[name-defined]  # on purpose
+
+    with pytest.raises(ConfigurationError, match="annotation"):
+        codec(function)
+
+
 def test_a_function_with_any_number_of_arguments_is_refused() -> None:
     def many(*names: str) -> None: ...
     def named(**names: str) -> None: ...

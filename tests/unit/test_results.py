@@ -105,3 +105,15 @@ def test_a_deep_result_is_stored_or_refused() -> None:
         deep = {"a": deep}
     with pytest.raises(PayloadError, match="recursion"):
         encode(deep)
+
+
+def test_a_record_that_raises_when_looked_at_again_is_refused() -> None:
+    class Once(Modelled):
+        def model_dump(self, *, mode: str) -> Any:
+            self.value, now = LookupError("only once"), self.value
+            if isinstance(now, Exception):
+                raise now
+            return {"value": now, "mode": mode}
+
+    with pytest.raises(PayloadError, match="only once"):
+        encode(Once(1))
