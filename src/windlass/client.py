@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
@@ -492,19 +493,26 @@ class Handle:
 
 
 class ResultWaiter:
-    """One look for all the results that are waited for, at a pause that grows."""
+    """One look for all the results that are waited for, at a pause that grows.
+
+    A newcomer is looked for at once, by itself: its task may have ended long ago.
+    """
 
     def __init__(self, store: ReadStore) -> None:
         self._store = store
         self._waiting: dict[UUID, list[asyncio.Future[Ended]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._pause = FIRST_LOOK
+        self._new: set[UUID] = set()
+        self._came = asyncio.Event()
 
     async def wait(self, task_id: UUID) -> Ended:
         """Wait for the end of a task."""
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         self._pause = FIRST_LOOK
+        self._new.add(task_id)
+        self._came.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="windlass-results")
         try:
@@ -524,9 +532,15 @@ class ResultWaiter:
         self._fail(ConfigurationError("the app was closed while a result was waited for"))
 
     async def _look(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due = clock()
         while self._waiting:
+            everything = clock() >= due
+            asked = list(self._waiting if everything else self._new)
+            self._new.clear()
+            self._came.clear()
             try:
-                ended, unknown = await self._store.ended(list(self._waiting))
+                ended, unknown = await self._store.ended(asked)
             except WindlassError as error:
                 self._fail(error)
                 return
@@ -537,8 +551,14 @@ class ResultWaiter:
                     task_id,
                     TaskNotFound(f"task {task_id} is not known, or its retention is over"),
                 )
-            await asyncio.sleep(self._pause)
-            self._pause = min(self._pause * 1.5, LONGEST_LOOK)
+            if everything:
+                due = clock() + self._pause
+                self._pause = min(self._pause * 1.5, LONGEST_LOOK)
+            else:
+                due = min(due, clock() + self._pause)  # newcomers began with a short one again
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._came.wait()
 
     def _resolve(self, task_id: UUID, answer: Ended | WindlassError) -> None:
         for future in self._waiting.pop(task_id, []):
