@@ -1,12 +1,14 @@
 """What the database is not even asked to do."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from windlass.model.errors import ConfigurationError, PayloadError
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PACKAGE, PostgresOptions, PostgresStore
+from windlass.store.sqlfiles import SqlFiles
 
 
 @pytest.mark.parametrize("word", ["user", "authorization", "int"])
@@ -44,3 +46,39 @@ async def test_a_value_that_the_database_cannot_hold_is_our_error_and_not_repeat
 
     assert "secret" not in str(raised.value)
     assert await postgres_store.queues() == []
+
+
+async def test_with_a_pooler_another_isolation_level_is_refused_until_it_is_set_as_told(
+    empty_database_url: str,
+) -> None:
+    name = urlsplit(empty_database_url).path[1:]
+    admin = await asyncpg.connect(empty_database_url)
+    try:
+        await admin.execute(
+            f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
+        )
+        pooled = PostgresStore(PostgresOptions(url=empty_database_url, pooler=True))
+        with pytest.raises(ConfigurationError, match="default_transaction_isolation") as raised:
+            await pooled.open()
+        assert await pooled.schema.pending() == SqlFiles(PACKAGE, "windlass").migrations()
+
+        told = str(raised.value).partition("run: ")[2].partition(", and let")[0]
+        await admin.execute(told)
+        await pooled.open()
+        await pooled.close()
+    finally:
+        await admin.close()
+
+
+async def test_without_a_pooler_the_isolation_level_is_our_own(database_url: str) -> None:
+    name = urlsplit(database_url).path[1:]
+    admin = await asyncpg.connect(database_url)
+    await admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    await admin.close()
+    store = PostgresStore(PostgresOptions(url=database_url))
+
+    await store.open()
+
+    row = (await store._run.fetch("read_isolation"))[0]
+    await store.close()
+    assert row["level"] == "read committed"

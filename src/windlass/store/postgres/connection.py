@@ -18,6 +18,8 @@ from windlass.model.errors import (
     WrongState,
 )
 
+ISOLATION = "read committed"  # every statement relies on it
+
 _OURS = {
     "WL001": LeaseLost,
     "WL003": WrongState,
@@ -82,7 +84,7 @@ def _session(pooler: bool) -> dict[str, Any]:
         return {"statement_cache_size": 0}
     settings = {
         "application_name": "windlass",
-        "default_transaction_isolation": "read committed",  # every statement relies on it
+        "default_transaction_isolation": ISOLATION,
         "idle_in_transaction_session_timeout": "60s",
         "jit": "off",  # compiling a plan costs more than running any of ours
         "tcp_keepalives_idle": "30",
@@ -96,6 +98,23 @@ async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
     with translated(), _checked():
         return await asyncpg.connect(url, **_session(pooler))
+
+
+async def check_isolation(url: str, statement: str) -> None:
+    """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
+    connection = await connect(url, pooler=True)
+    try:
+        with translated():
+            level, role, database = await connection.fetchrow(statement)
+    finally:
+        await connection.close()
+    if level != ISOLATION:
+        raise ConfigurationError(
+            f"default_transaction_isolation is '{level}' for role '{role}' in database "
+            f"'{database}', and windlass needs '{ISOLATION}', which it cannot ask for through a "
+            f'pooler; run: ALTER ROLE "{role}" IN DATABASE "{database}" SET '
+            f"default_transaction_isolation = '{ISOLATION}', and let the pooler reconnect"
+        )
 
 
 async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) -> asyncpg.Pool:

@@ -11,7 +11,7 @@ from windlass.model.errors import ConfigurationError
 from windlass.store.port import Store
 from windlass.store.postgres.base import PostgresOptions
 from windlass.store.postgres.claiming import ClaimVerbs
-from windlass.store.postgres.connection import create_pool
+from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
 from windlass.store.postgres.listener import Listener
@@ -37,6 +37,8 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
     async def open(self) -> None:
         if self._run.pool is not None:
             return
+        if self._options.pooler:
+            await check_isolation(self._options.url, self._sql.statement("read_isolation"))
         if self._options.auto_migrate:
             await self._schema.migrate()
         elif pending := await self._schema.pending():
