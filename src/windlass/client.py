@@ -382,10 +382,9 @@ class Client:
             case _:
                 raise TaskFailed(f"task {task_id} is {ended.status}: {ended.last_error}")
 
-    async def cancel(self, task_id: UUID, reason: str) -> bool:
-        """Cancel a task; False if it had already ended."""
-        answer = await self._store.cancel(task_id, checked_reason(reason))
-        return answer is not CancelAnswer.ENDED
+    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
+        """Cancel a task that waits, or ask the worker of one that runs."""
+        return await self._store.cancel(task_id, checked_reason(reason))
 
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits."""
@@ -436,7 +435,8 @@ class Handle:
 
     async def cancel(self, reason: str = "cancelled on request") -> bool:
         """Cancel: at once if it waits, else by asking its worker. False if it had ended."""
-        return await (await self._access.client()).cancel(self._id, reason)
+        answer = await (await self._access.client()).cancel(self._id, reason)
+        return answer is not CancelAnswer.ENDED
 
     async def change(
         self,

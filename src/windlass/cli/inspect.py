@@ -1,6 +1,6 @@
 """Commands that look, and that act on what is found: tasks, queues, workers."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -8,13 +8,18 @@ import click
 import msgspec
 
 from windlass.app import App
+from windlass.cli.bulk import PAGE, Verb, act_on
 from windlass.cli.loading import app_option, json_option, load_app, run
 from windlass.cli.run import parse_priority, parse_time
 from windlass.client import Handle
-from windlass.model.errors import ConfigurationError, WindlassError
-from windlass.model.task import TaskFilter, TaskRecord, TaskState
+from windlass.model.errors import ConfigurationError
+from windlass.model.task import CancelAnswer, TaskFilter, TaskRecord, TaskState
+from windlass.registry import checked_name
 
-PAGE = 500
+WAITING = (TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING)
+HELD = (TaskState.CLAIMED, TaskState.RUNNING)
+UNSUCCESSFUL = (TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED)
+ENDED = "had already ended"
 
 
 class Subcommands(click.Group):
@@ -68,13 +73,13 @@ def _filter(
     tag: str | None,
     since: str | None,
     until: str | None,
-    limit: int,
+    limit: int = PAGE,
 ) -> TaskFilter:
     return TaskFilter(
         statuses=tuple(TaskState(status) for status in statuses),
-        type=type_name,
-        queue=in_queue,
-        tag=tag,
+        type=None if type_name is None else checked_name("--type", type_name),
+        queue=None if in_queue is None else checked_name("--queue", in_queue),
+        tag=None if tag is None else checked_name("--tag", tag),
         created_from=None if since is None else parse_time("--since", since),
         created_until=None if until is None else parse_time("--until", until),
         limit=limit,
@@ -167,12 +172,19 @@ def _bulk(function: Any) -> Any:
 @_bulk
 @click.option("--reason", default="cancelled on request", show_default=True)
 def cancel_tasks(reason: str, **what: Any) -> None:
-    """Cancel tasks, by id or by filter."""
+    """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
 
-    async def cancel(handle: Handle) -> str:
-        return "cancelled" if await handle.cancel(reason) else "had already ended"
+    async def cancel(app: App, handle: Handle) -> str:
+        match await (await app.client()).cancel(UUID(handle.id), reason):
+            case CancelAnswer.CANCELLED:
+                return "cancelled"
+            case CancelAnswer.REQUESTED:
+                return "asked to stop; its worker ends it"
+            case CancelAnswer.ENDED:
+                return ENDED
 
-    _act(cancel, **what)
+    does = dict.fromkeys(WAITING, "cancelled") | dict.fromkeys(HELD, "asked to stop")
+    _act(Verb(does, cancel, otherwise=ENDED), **what)
 
 
 @tasks.command("retry")
@@ -180,11 +192,11 @@ def cancel_tasks(reason: str, **what: Any) -> None:
 def retry_tasks(**what: Any) -> None:
     """Reopen failed, dead or cancelled tasks, by id or by filter."""
 
-    async def retry(handle: Handle) -> str:
+    async def retry(_: App, handle: Handle) -> str:
         await handle.retry()
         return "reopened"
 
-    _act(retry, **what)
+    _act(Verb(dict.fromkeys(UNSUCCESSFUL, "reopened"), retry), **what)
 
 
 @tasks.command("change")
@@ -200,7 +212,7 @@ def change_tasks(
     if priority is None and queue is None and at is None and delay is None:
         raise ConfigurationError("nothing to change; give --priority, --set-queue, --at or --delay")
 
-    async def change(handle: Handle) -> str:
+    async def change(_: App, handle: Handle) -> str:
         await handle.change(
             priority=None if priority is None else parse_priority(priority),
             queue=queue,
@@ -209,69 +221,18 @@ def change_tasks(
         )
         return "changed"
 
-    _act(change, **what)
+    _act(Verb(dict.fromkeys(WAITING, "changed"), change), **what)
 
 
 def _act(
-    action: Callable[[Handle], Awaitable[str]],
-    *,
-    application: str | None,
-    task_ids: Sequence[str],
-    dry_run: bool,
-    **wanted: Any,
+    verb: Verb, *, application: str | None, task_ids: Sequence[str], dry_run: bool, **wanted: Any
 ) -> None:
     by_filter = any(wanted.values())
     if bool(task_ids) == by_filter:
         raise ConfigurationError("name tasks either by id or by filter")
-    given = None if task_ids else _filter(**wanted, limit=PAGE)
-    failed = run(_act_on(load_app(application), action, task_ids, given, dry_run))
-    if failed:
+    chosen = task_ids or _filter(**wanted)
+    if run(act_on(load_app(application), verb, chosen, dry_run=dry_run)):
         raise click.exceptions.Exit(1)
-
-
-async def _act_on(
-    app: App,
-    action: Callable[[Handle], Awaitable[str]],
-    task_ids: Sequence[str],
-    wanted: TaskFilter | None,
-    dry_run: bool,
-) -> int:
-    failed = 0
-    async with app:
-        handles = [app.handle(task_id) for task_id in task_ids]
-        if wanted is not None:
-            handles = [app.handle(record.id) for record in await _all(app, wanted)]
-        for handle in handles:
-            try:
-                said = "would be" if dry_run else await action(handle)
-            except WindlassError as error:
-                failed += 1
-                click.echo(f"{handle.id} {error}", err=True)
-            else:
-                click.echo(f"{handle.id} {said}")
-    return failed
-
-
-async def _all(app: App, wanted: TaskFilter) -> list[TaskRecord]:
-    """Every task of a filter, page by page, before anything is done to them."""
-    store = await app.store()
-    found: list[TaskRecord] = []
-    while True:
-        page = await store.tasks(
-            TaskFilter(
-                statuses=wanted.statuses,
-                type=wanted.type,
-                queue=wanted.queue,
-                tag=wanted.tag,
-                created_from=wanted.created_from,
-                created_until=wanted.created_until,
-                before=UUID(found[-1].id) if found else None,
-                limit=PAGE,
-            )
-        )
-        found += page
-        if len(page) < PAGE:
-            return found
 
 
 @click.group()
@@ -324,9 +285,11 @@ def resume_queue(application: str | None, name: str) -> None:
 
 
 async def _set_paused(app: App, name: str, *, paused: bool) -> None:
+    checked_name("queue", name)
     async with app:
         store = await app.store()
         await (store.pause(name) if paused else store.resume(name))
+    click.echo(f"queue '{name}' is {'paused; what runs goes on' if paused else 'resumed'}")
 
 
 @click.group(cls=WorkerCommands)

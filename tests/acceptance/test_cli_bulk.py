@@ -1,0 +1,182 @@
+"""What the command line does to many tasks at once, and what it says of it."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner, Result
+
+from windlass.cli import main
+from windlass.model.task import ClaimRequest, NewTask, Outcome, Settlement, TaskState
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+Run = Callable[..., Result]
+ERROR = '{"type": "ValueError", "message": "no"}'
+
+
+class Tasks(NamedTuple):
+    """One task in each state, all tagged `old`."""
+
+    scheduled: str
+    pending: str
+    claimed: str
+    completed: str
+    dead: str
+    cancelled: str
+
+
+async def make_tasks(url: str) -> Tasks:
+    store = PostgresStore(PostgresOptions(url=url))
+    await store.open()
+    try:
+        ended = (Outcome.COMPLETED, Outcome.DEAD, Outcome.CANCELLED)
+        made = [NewTask(uuid.uuid4(), "work", "{}", tags=("old",)) for _ in (*ended, "claimed")]
+        await store.enqueue(made)
+        request = ClaimRequest(
+            worker_id=uuid.uuid4(),
+            types=("work",),
+            limit=4,
+            lease=timedelta(minutes=5),
+            ageing=timedelta(seconds=6),
+        )
+        claim = (await store.claim(request)).claim
+        assert claim is not None
+        settled = zip(claim.tasks, ended, strict=False)
+        await store.settle(
+            [
+                Settlement(claim.token, task.id, task.generation, outcome, 0.0, error=ERROR)
+                for task, outcome in settled
+            ]
+        )
+        waiting = [
+            NewTask(uuid.uuid4(), "work", "{}", delay=delay, tags=("old",)) for delay in (3600, 0)
+        ]
+        await store.enqueue(waiting)
+        ids = [str(task.id) for task in claim.tasks]
+        return Tasks(str(waiting[0].id), str(waiting[1].id), ids[3], *ids[:3])
+    finally:
+        await store.close()
+
+
+async def statuses(url: str, tasks: Tasks) -> list[TaskState]:
+    store = PostgresStore(PostgresOptions(url=url))
+    await store.open()
+    try:
+        return [(await store.get(uuid.UUID(task_id))).status for task_id in tasks]
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def tasks(database_url: str) -> Tasks:
+    return asyncio.run(make_tasks(database_url))
+
+
+@pytest.fixture
+def windlass(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", database_url)
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == code, done.output
+        return done
+
+    return run
+
+
+def lines(result: Result) -> dict[str, str]:
+    """What was said of each task."""
+    return dict(line.split(" ", 1) for line in result.stdout.splitlines())
+
+
+def test_a_dry_cancellation_says_what_each_would_be_and_does_nothing(
+    windlass: Run, tasks: Tasks, database_url: str
+) -> None:
+    before = asyncio.run(statuses(database_url, tasks))
+
+    by_filter = lines(windlass("tasks", "cancel", "--tag", "old", "--dry-run"))
+    by_id = lines(windlass("tasks", "cancel", *tasks, "--dry-run"))
+
+    assert by_filter == {
+        tasks.scheduled: "would be cancelled",
+        tasks.pending: "would be cancelled",
+        tasks.claimed: "would be asked to stop",
+    }
+    assert by_id == by_filter | dict.fromkeys(tasks[3:], "had already ended")
+    assert asyncio.run(statuses(database_url, tasks)) == before
+
+
+def test_a_cancellation_by_filter_passes_over_what_has_ended(
+    windlass: Run, tasks: Tasks, database_url: str
+) -> None:
+    said = lines(windlass("tasks", "cancel", "--tag", "old"))
+
+    assert said == {
+        tasks.scheduled: "cancelled",
+        tasks.pending: "cancelled",
+        tasks.claimed: "asked to stop; its worker ends it",
+    }
+    assert lines(windlass("tasks", "cancel", tasks.dead)) == {tasks.dead: "had already ended"}
+    assert asyncio.run(statuses(database_url, tasks)) == [
+        TaskState.CANCELLED,
+        TaskState.CANCELLED,
+        TaskState.CLAIMED,
+        TaskState.COMPLETED,
+        TaskState.DEAD,
+        TaskState.CANCELLED,
+    ]
+
+
+def test_a_retry_by_filter_reopens_what_ended_without_success(windlass: Run, tasks: Tasks) -> None:
+    dry = lines(windlass("tasks", "retry", "--tag", "old", "--dry-run"))
+    said = lines(windlass("tasks", "retry", "--tag", "old"))
+
+    assert dry == {tasks.dead: "would be reopened", tasks.cancelled: "would be reopened"}
+    assert said == {tasks.dead: "reopened", tasks.cancelled: "reopened"}
+
+
+def test_a_change_by_filter_is_for_what_waits(windlass: Run, tasks: Tasks) -> None:
+    change = ("tasks", "change", "--tag", "old", "--priority", "high")
+
+    dry = lines(windlass(*change, "--dry-run"))
+    said = lines(windlass(*change))
+
+    assert dry == dict.fromkeys((tasks.scheduled, tasks.pending), "would be changed")
+    assert said == dict.fromkeys((tasks.scheduled, tasks.pending), "changed")
+
+
+def test_a_state_that_is_named_is_taken_at_its_word(windlass: Run, tasks: Tasks) -> None:
+    done = windlass("tasks", "retry", "--tag", "old", "--status", "pending", "--dry-run", code=1)
+
+    assert done.stdout == ""
+    assert f"{tasks.pending} would be left alone: it is pending" in done.stderr
+
+
+def test_a_dry_run_of_a_task_that_is_not_there_fails_as_the_real_one_would(windlass: Run) -> None:
+    done = windlass("tasks", "retry", str(uuid.UUID(int=1)), "--dry-run", code=1)
+
+    assert "is not known" in done.stderr
+
+
+def test_pausing_and_resuming_say_what_they_did(windlass: Run, tasks: Tasks) -> None:
+    assert windlass("queues", "pause", "mail").stdout == (
+        "queue 'mail' is paused; what runs goes on\n"
+    )
+    assert windlass("queues", "resume", "mail").stdout == "queue 'mail' is resumed\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("queues", "pause", ""),
+        ("queues", "resume", "\udcff"),
+        ("tasks", "list", "--queue", "\udcff"),
+        ("tasks", "list", "--type", "x" * 201),
+        ("tasks", "cancel", "--tag", "a\nb"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_wrong_usage(windlass: Run, arguments: list[str]) -> None:
+    assert windlass(*arguments, code=2).stderr.startswith("windlass: ")
