@@ -37,7 +37,7 @@ def load_app(application: str | None) -> App:
     if application is None:
         return App()
     module_name, _, name = application.partition(":")
-    if not module_name or not name:
+    if not name or not all(module_name.split(".")):
         raise ConfigurationError(f"app '{application}': write it as package.module:name")
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     if folder not in sys.path:

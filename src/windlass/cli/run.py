@@ -1,6 +1,7 @@
 """Commands that do work: up, worker, migrate, enqueue."""
 
 import asyncio
+import re
 import signal
 import sys
 from datetime import datetime
@@ -110,7 +111,7 @@ def enqueue(application: str, type_name: str, payload: str, **options: Any) -> N
     """Enqueue a task of TYPE with a JSON object of arguments; prints its id."""
     try:
         arguments = msgspec.json.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigurationError(f"the payload is not JSON: {error}") from error
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if "at" in given:
@@ -138,4 +139,4 @@ def parse_time(option: str, text: str) -> datetime:
 
 def parse_priority(text: str) -> int | str:
     """Read a priority by number or by name."""
-    return int(text) if text.isdigit() else text
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else text

@@ -1,0 +1,49 @@
+"""What was typed wrongly is named in one line, whatever it is."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from windlass.cli import main
+
+APP = """
+from windlass import App
+
+app = App("memory:")
+
+@app.task
+async def send(to: str) -> None: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["enqueue", "usage_app:app", "send", '{"to": "\udcff"}'], "not JSON"),
+        (["enqueue", "usage_app:app", "send", "[" * 5000 + "]" * 5000], "not JSON"),
+        (["enqueue", "usage_app:app", "send", '{"to": 1e400}'], "not JSON"),
+        (["enqueue", "usage_app:app", "send", '{"to": "a"}', "--priority", "²"], "priority '²'"),
+        (["enqueue", "usage_app:app", "send", '{"to": "a"}', "--priority", "9" * 5000], "priority"),
+        (["enqueue", "usage_app:app", "send", '{"to": "a"}', "--delay", "nan"], "delay nan"),
+        (["enqueue", "usage_app:app", "\udcff"], "task name"),
+        (["worker", "..:app"], "package.module:name"),
+        (["worker", ".usage_app:app"], "package.module:name"),
+        (["worker", "usage app:app"], "no module"),
+        (["worker", "usage_app:app", "--concurrency", "99999999999"], "concurrency"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_two(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "usage_app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    done = CliRunner().invoke(main, arguments)
+
+    assert done.exit_code == 2, done.exception
+    assert said in done.stderr
+    assert len(done.stderr) < 500
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
