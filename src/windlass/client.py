@@ -148,6 +148,20 @@ def checked_time(what: str, value: Any) -> datetime:
         ) from None
 
 
+def checked_change(*, priority: Any, queue: Any, at: Any, delay: Any) -> Change:
+    """Return what is to be changed of a task, or raise."""
+    if at is not None and delay is not None:
+        raise ConfigurationError("options 'delay' and 'at' exclude each other; give one")
+    if priority is None and queue is None and at is None and delay is None:
+        raise ConfigurationError("nothing to change; give priority, queue, at or delay")
+    return Change(
+        priority=None if priority is None else checked_priority(priority),
+        queue=None if queue is None else checked_name("queue", queue),
+        at=None if at is None else checked_time("at", at),
+        delay=None if delay is None else checked_seconds("delay", delay),
+    )
+
+
 def checked_reason(value: Any) -> str:
     """Return a text that says why, or raise."""
     if not isinstance(value, str):
@@ -447,16 +461,7 @@ class Handle:
         delay: float | timedelta | None = None,
     ) -> None:
         """Change a task that is scheduled, blocked or pending."""
-        if at is not None and delay is not None:
-            raise ConfigurationError("options 'delay' and 'at' exclude each other; give one")
-        if priority is None and queue is None and at is None and delay is None:
-            raise ConfigurationError("nothing to change; give priority, queue, at or delay")
-        change = Change(
-            priority=None if priority is None else checked_priority(priority),
-            queue=None if queue is None else checked_name("queue", queue),
-            at=None if at is None else checked_time("at", at),
-            delay=None if delay is None else checked_seconds("delay", delay),
-        )
+        change = checked_change(priority=priority, queue=queue, at=at, delay=delay)
         await (await self._access.client()).change(self._id, change)
 
     async def retry(self) -> None:

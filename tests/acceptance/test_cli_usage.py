@@ -1,6 +1,7 @@
 """What was typed wrongly is named in one line, whatever it is."""
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -27,6 +28,10 @@ async def send(to: str) -> None: ...
         (["enqueue", "usage_app:app", "send", '{"to": "a"}', "--priority", "9" * 5000], "priority"),
         (["enqueue", "usage_app:app", "send", '{"to": "a"}', "--delay", "nan"], "delay nan"),
         (["enqueue", "usage_app:app", "\udcff"], "task name"),
+        (["tasks", "change", str(UUID(int=1)), "--priority", "urgent", "--dry-run"], "urgent"),
+        (["tasks", "change", str(UUID(int=1)), "--set-queue", ""], "queue"),
+        (["tasks", "change", str(UUID(int=1)), "--at", "2030-01-01T00:00Z", "--delay", "1"], "at"),
+        (["tasks", "cancel", str(UUID(int=1)), "--reason", "x" * 2001, "--dry-run"], "reason"),
         (["worker", "..:app"], "package.module:name"),
         (["worker", ".usage_app:app"], "package.module:name"),
         (["worker", "usage app:app"], "no module"),

@@ -11,7 +11,7 @@ from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
 from windlass.cli.loading import app_option, json_option, load_app, run
 from windlass.cli.run import parse_priority, parse_time
-from windlass.client import Handle
+from windlass.client import Handle, checked_change, checked_reason
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import CancelAnswer, TaskFilter, TaskRecord, TaskState
 from windlass.registry import checked_name
@@ -173,6 +173,7 @@ def _bulk(function: Any) -> Any:
 @click.option("--reason", default="cancelled on request", show_default=True)
 def cancel_tasks(reason: str, **what: Any) -> None:
     """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
+    checked_reason(reason)
 
     async def cancel(app: App, handle: Handle) -> str:
         match await (await app.client()).cancel(UUID(handle.id), reason):
@@ -212,13 +213,15 @@ def change_tasks(
     if priority is None and queue is None and at is None and delay is None:
         raise ConfigurationError("nothing to change; give --priority, --set-queue, --at or --delay")
 
-    async def change(_: App, handle: Handle) -> str:
-        await handle.change(
-            priority=None if priority is None else parse_priority(priority),
-            queue=queue,
-            at=None if at is None else parse_time("--at", at),
-            delay=delay,
-        )
+    wanted = checked_change(
+        priority=None if priority is None else parse_priority(priority),
+        queue=queue,
+        at=None if at is None else parse_time("--at", at),
+        delay=delay,
+    )
+
+    async def change(app: App, handle: Handle) -> str:
+        await (await app.client()).change(UUID(handle.id), wanted)
         return "changed"
 
     _act(Verb(dict.fromkeys(WAITING, "changed"), change), **what)
