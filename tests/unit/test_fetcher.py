@@ -1,0 +1,233 @@
+"""The fetcher claims what fits, in an order that misses nothing and runs suspects alone."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest
+from windlass.runtime import fetcher
+from windlass.runtime.fetcher import LARGEST_CLAIM, Fetcher
+from windlass.service import Stop
+from windlass.store.memory import MemoryStore
+
+ME = UUID(int=1)
+FOR_EVER = 1e6  # seconds
+NOTHING = ClaimAnswer(None)
+
+
+def claim(*numbers: int, alone: bool = False) -> Claim:
+    tasks = [ClaimedTask(UUID(int=n), "t", "q", 10, "{}", 0, 4, 1, None) for n in numbers]
+    return Claim(UUID(int=100 + numbers[0]), 1, tuple(tasks), alone)
+
+
+class Bench:
+    """A store that answers claims by a script, and a room that takes what it is given."""
+
+    def __init__(self, *, wanted: int = 10, poll: float = FOR_EVER) -> None:
+        self.log: list[str] = []
+        self.answers: list[ClaimAnswer] = []
+        self.limits: list[int] = []
+        self.during_claim: Callable[[], None] = lambda: None
+        self.during_set_idle: Callable[[], None] = lambda: None
+        self.clock = MovedClock()
+        self.asked_at: dict[UUID, float] = {}
+        self.free = wanted
+        self.stop = Stop()
+        self.is_leader = True
+        self.fetcher = Fetcher(
+            store=_Store(self),
+            room=self,
+            request=ClaimRequest(ME, ("t",), 1, timedelta(seconds=30), timedelta(seconds=6)),
+            poll=timedelta(seconds=poll),
+            is_leader=lambda: self.is_leader,
+            went_idle=lambda: self.log.append("went idle"),
+        )
+
+    async def run(self) -> None:
+        async with asyncio.timeout(10):
+            await self.fetcher.run(self.stop)
+
+    def wanted(self) -> int:
+        return self.free
+
+    def busy(self) -> int:
+        return 0
+
+    async def room(self) -> None: ...
+
+    async def emptied(self) -> None:
+        self.log.append("emptied")
+
+    def hold(self, claim: Claim, asked_at: float) -> None:
+        self.log.append("hold")
+        self.asked_at[claim.token] = asked_at
+
+    async def take(self, claim: Claim) -> None:
+        self.log.append(f"take {len(claim.tasks)}")
+
+
+class _Store(MemoryStore):
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._bench = bench
+
+    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        bench = self._bench
+        bench.log.append("claim alone" if request.alone else "claim")
+        bench.limits.append(request.limit)
+        answer = bench.answers.pop(0) if bench.answers else NOTHING
+        bench.during_claim()
+        return answer
+
+    async def set_idle(self, worker_id: UUID, idle: bool) -> None:
+        self._bench.log.append("idle" if idle else "not idle")
+        self._bench.during_set_idle()
+
+    async def promote(self, *_: object, **__: object) -> int:
+        self._bench.log.append("promote")
+        return 0
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    bench = Bench()
+    monkeypatch.setattr(fetcher, "time", bench.clock)
+    monkeypatch.setattr(fetcher, "SHORTEST_POLL", FOR_EVER)  # whoever sleeps must be woken
+    bench.fetcher._pause = FOR_EVER
+    return bench
+
+
+async def test_a_lease_is_counted_from_asking_and_not_from_the_answer(bench: Bench) -> None:
+    held = claim(1)
+    bench.answers = [ClaimAnswer(held)]
+    asked_at = bench.clock.now
+
+    def slow() -> None:
+        bench.clock.now += 7
+        bench.stop.set()
+
+    bench.during_claim = slow
+    await bench.run()
+
+    assert bench.asked_at == {held.token: asked_at}
+
+
+async def test_what_was_enqueued_before_it_registered_as_idle_is_found_at_once(
+    bench: Bench,
+) -> None:
+    def enqueue() -> None:
+        # It looked for idle workers before this one was among them, so it wakes nobody.
+        bench.answers = [ClaimAnswer(claim(1))]
+        bench.during_claim = bench.stop.set
+
+    bench.during_set_idle = enqueue
+    await bench.run()
+
+    assert bench.log == ["claim", "idle", "claim", "hold", "take 1"]
+
+
+async def test_a_wake_up_during_a_look_is_not_missed(bench: Bench) -> None:
+    def enqueue() -> None:
+        if bench.log.count("claim") == 2:
+            bench.answers = [ClaimAnswer(claim(1))]
+            bench.fetcher.wake()
+        if bench.log.count("claim") == 3:
+            bench.stop.set()
+
+    bench.during_claim = enqueue
+    await bench.run()
+
+    assert bench.log == ["claim", "idle", "claim", "went idle", "claim", "hold", "take 1"]
+
+
+async def test_a_full_claim_is_followed_by_the_next_without_a_pause(bench: Bench) -> None:
+    bench.free = 2
+    bench.answers = [NOTHING, ClaimAnswer(claim(1, 2)), ClaimAnswer(claim(3))]
+
+    def end() -> None:
+        if bench.log.count("claim") == 3:
+            bench.stop.set()
+
+    bench.during_claim = end
+    await bench.run()
+
+    taken = ["claim", "hold", "take 2", "not idle", "claim", "hold", "take 1", "idle"]
+    assert bench.log == ["claim", "idle", *taken]
+
+
+async def test_no_claim_is_larger_than_the_largest(bench: Bench) -> None:
+    bench.free = LARGEST_CLAIM + 1
+    bench.during_claim = bench.stop.set
+    await bench.run()
+
+    assert bench.limits == [LARGEST_CLAIM]
+
+
+async def test_a_suspect_is_run_when_the_others_are_done_and_nothing_is_claimed_beside_it(
+    bench: Bench,
+) -> None:
+    bench.answers = [
+        ClaimAnswer(claim(1, 2), alone_waiting=True),
+        ClaimAnswer(claim(3, alone=True)),
+    ]
+
+    def end() -> None:
+        if bench.log.count("claim") == 2:
+            bench.stop.set()
+
+    bench.during_claim = end
+    await bench.run()
+
+    suspect = ["claim alone", "hold", "emptied", "take 1", "emptied"]
+    assert bench.log[:9] == ["claim", "hold", "take 2", *suspect, "idle"]
+
+
+async def test_suspects_in_a_batch_do_not_wait_for_the_others(bench: Bench) -> None:
+    bench.answers = [
+        ClaimAnswer(None, alone_waiting=True),
+        ClaimAnswer(claim(3, 4, alone=True)),
+    ]
+
+    def end() -> None:
+        if bench.log.count("claim alone"):
+            bench.stop.set()
+
+    bench.during_claim = end
+    await bench.run()
+
+    assert bench.log == ["claim", "claim alone", "hold", "take 2", "idle"]
+    assert bench.limits[-1] == LARGEST_CLAIM
+
+
+@pytest.mark.parametrize(
+    ("is_leader", "late", "promoted"),
+    [(True, 1.0, True), (False, 1.4, False), (False, 1.6, True)],
+)
+async def test_a_due_task_is_promoted_by_the_leader_at_once_and_by_others_when_late(
+    bench: Bench, is_leader: bool, late: float, promoted: bool
+) -> None:
+    bench.is_leader = is_leader
+    bench.answers = [ClaimAnswer(None, due_in=1.0)]
+    await bench.fetcher._turn(bench.stop)
+
+    bench.clock.now += late
+    await bench.fetcher.promote_due()
+    await bench.fetcher.promote_due()  # until the next claim there is nothing new to know
+
+    assert bench.log.count("promote") == promoted
+
+
+@pytest.mark.parametrize(("free", "since", "promoted"), [(0, 0.6, 1), (0, 0.4, 0), (1, 0.6, 0)])
+async def test_due_tasks_are_promoted_beside_only_while_no_claim_does_it(
+    bench: Bench, free: int, since: float, promoted: int
+) -> None:
+    await bench.fetcher._turn(bench.stop)
+    bench.free = free
+    bench.clock.now += since
+    await bench.fetcher.promote_while_busy()
+
+    assert bench.log.count("promote") == promoted
