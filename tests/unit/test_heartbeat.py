@@ -1,0 +1,159 @@
+"""The heartbeat keeps leases while it can, and says which it could not keep."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import Pulse, PulseAnswer, WorkerInfo
+from windlass.runtime import heartbeat
+from windlass.runtime.heartbeat import Heartbeat, Leases
+from windlass.store.memory import MemoryStore
+
+ME = WorkerInfo(UUID(int=1), "host", 1, "0", 1, ("t",), None)
+LEASE = timedelta(seconds=100)
+TRUST = 90.0  # seconds
+A, B = UUID(int=10), UUID(int=11)
+
+
+class Bench:
+    """A heart with a store that can be slow, forgetful or gone."""
+
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.store = _Store(self.clock)
+        self.leases = Leases(LEASE)
+        self.lost: list[UUID] = []
+        self.lost_some = threading.Event()
+        self.heartbeat = Heartbeat(
+            store=self.store,
+            worker=ME,
+            leases=self.leases,
+            lease=LEASE,
+            every=timedelta(seconds=0.001),
+            lost=self._lost,
+        )
+
+    def _lost(self, tokens: list[UUID]) -> None:
+        self.lost += tokens
+        for token in tokens:
+            self.leases.drop(token)
+        self.lost_some.set()
+
+    async def beat(self) -> None:
+        await self.heartbeat._beat(self.store)
+
+
+class _Store(MemoryStore):
+    def __init__(self, clock: MovedClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.takes = 0.0  # seconds
+        self.is_gone = False
+        self.forgets: set[UUID] = set()
+        self.settled_meanwhile: Leases | None = None
+        self.pulsed = threading.Event()
+
+    async def pulse(self, pulse: Pulse) -> PulseAnswer:
+        self.clock.now += self.takes
+        self.pulsed.set()
+        if self.is_gone:
+            raise StoreUnavailable("gone")
+        if self.settled_meanwhile is not None:
+            for token in self.forgets:
+                self.settled_meanwhile.drop(token)
+        known = (await super().pulse(pulse)).registered
+        return PulseAnswer(frozenset(pulse.tokens) - self.forgets, registered=known)
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    bench = Bench()
+    monkeypatch.setattr(heartbeat, "time", bench.clock)
+    await bench.store.register(ME, lease=LEASE)
+    yield bench
+    if bench.heartbeat._thread.is_alive():
+        await bench.heartbeat.stop()
+
+
+async def until(event: threading.Event) -> None:
+    assert await asyncio.to_thread(event.wait, 10)
+
+
+def test_a_claim_is_trusted_for_nine_tenths_of_its_lease() -> None:
+    leases = Leases(LEASE)
+    leases.add(A, asked_at=5.0)
+
+    assert leases.expired(5.0 + TRUST - 0.1) == []
+    assert leases.expired(5.0 + TRUST) == [A]
+
+
+async def test_a_kept_lease_is_counted_from_asking_and_not_from_the_answer(bench: Bench) -> None:
+    asked_at = bench.clock.now
+    bench.leases.add(A, asked_at - 50)
+    bench.store.takes = 20.0
+    await bench.beat()
+
+    assert bench.leases.expired(asked_at + TRUST - 0.1) == []
+    assert bench.leases.expired(asked_at + TRUST) == [A]
+
+
+async def test_a_claim_that_the_store_did_not_keep_is_lost_and_the_others_are_not(
+    bench: Bench,
+) -> None:
+    bench.leases.add(A, bench.clock.now)
+    bench.leases.add(B, bench.clock.now)
+    bench.store.forgets = {A}
+    await bench.beat()
+
+    assert bench.lost == [A]
+    assert bench.leases.tokens() == [B]
+
+
+async def test_a_claim_that_was_settled_during_the_pulse_is_not_lost(bench: Bench) -> None:
+    bench.leases.add(A, bench.clock.now)
+    bench.store.forgets = {A}
+    bench.store.settled_meanwhile = bench.leases
+    await bench.beat()
+
+    assert bench.lost == []
+
+
+async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Bench) -> None:
+    bench.leases.extend(frozenset({A}), bench.clock.now)
+
+    assert not bench.leases.holds(A)
+
+
+async def test_a_worker_that_was_removed_registers_again(bench: Bench) -> None:
+    await bench.store.deregister(ME.id)
+    await bench.beat()
+
+    assert [worker.id for worker in await bench.store.workers()] == [str(ME.id)]
+
+
+async def test_a_lease_that_could_not_be_kept_in_time_is_lost(bench: Bench) -> None:
+    bench.leases.add(A, bench.clock.now)
+    bench.leases.add(B, bench.clock.now + 60)
+    bench.store.is_gone = True
+    bench.store.takes = TRUST
+    await bench.heartbeat.start()
+    await until(bench.lost_some)
+
+    assert bench.lost[0] == A
+
+
+async def test_the_heart_beats_on_when_the_store_is_back(bench: Bench) -> None:
+    bench.store.is_gone = True
+    await bench.heartbeat.start()
+    await until(bench.store.pulsed)
+    bench.store.is_gone = False
+    bench.store.pulsed.clear()
+    await until(bench.store.pulsed)
+
+    assert bench.lost == []
