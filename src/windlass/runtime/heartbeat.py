@@ -103,6 +103,7 @@ class Heartbeat:
         store = self._store.beside()
         pause = self._every
         is_open = False
+        watching = asyncio.create_task(self._watch_expiry())
         try:
             while not await _within(self._stop, pause):
                 try:
@@ -114,8 +115,8 @@ class Heartbeat:
                 except (WindlassError, TimeoutError) as error:
                     emit("store.unavailable", doing="heartbeat", error=str(error))
                     pause = min(RETRY_EVERY, self._every)
-                self._report_expired()
         finally:
+            watching.cancel()
             await store.close()
 
     async def _beat(self, store: Store) -> None:
@@ -132,9 +133,12 @@ class Heartbeat:
         if lost := [token for token in tokens if token not in answer.kept and token in held]:
             self._lost(lost)
 
-    def _report_expired(self) -> None:
-        if expired := self._leases.expired(time.monotonic()):
-            self._lost(expired)
+    async def _watch_expiry(self) -> None:
+        """Beside the beat, so that a pulse which hangs does not hide that a lease has run out."""
+        while True:
+            await asyncio.sleep(self._lease.total_seconds() * MARGIN / 2)
+            if expired := self._leases.expired(time.monotonic()):
+                self._lost(expired)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> bool:
