@@ -1,0 +1,196 @@
+"""The worker's room: what it takes, keeps and gives back, without a store that works."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass import App
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement, Started
+from windlass.runtime import worker as worker_module
+from windlass.runtime.worker import Worker
+from windlass.service import Stop
+
+SIZE = 1000  # bytes of a payload
+TOKEN = UUID(int=1)
+
+
+class Bench:
+    """An app whose one task runs until it is let go, and a worker with one slot for it."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.app = App("memory:", **settings)
+        self.let_go = asyncio.Event()
+        self.workers: list[Worker] = []
+
+        @self.app.task
+        async def work(text: str) -> None:
+            await self.let_go.wait()
+
+    async def worker(self) -> Worker:
+        worker = await self.app.new_worker(concurrency=1)
+        worker._rate = 1e6  # as if tasks were short, so that as many as possible are kept ready
+        self.workers.append(worker)
+        return worker
+
+    async def close(self) -> None:
+        self.let_go.set()
+        for worker in self.workers:
+            worker.stop()
+            await worker._until_nothing_runs()
+        await self.app.close()
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[Bench] = []
+
+    def make(**settings: Any) -> Bench:
+        made.append(Bench(**settings))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        await bench.close()
+
+
+def claim(tasks: int, *, alone: bool = False) -> Claim:
+    text = "x" * (SIZE - len('{"text":""}'))
+    payload = f'{{"text":"{text}"}}'
+    return Claim(
+        TOKEN,
+        1,
+        tuple(
+            ClaimedTask(UUID(int=n), "work", "default", 10, payload, 0, 4, 1, None)
+            for n in range(tasks)
+        ),
+        alone,
+    )
+
+
+async def take(worker: Worker, held: Claim) -> None:
+    worker.hold(held, time.monotonic())
+    await worker.take(held)
+
+
+class OneLook(Stop):
+    """Lets a loop pass once."""
+
+    _passes = 1
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        self._passes -= 1
+        return self._passes < 0
+
+
+def waiting_to_be_written(worker: Worker) -> list[Outcome]:
+    return [done.settlement.outcome for done in worker._committer._waiting]
+
+
+async def test_the_buffer_holds_no_more_than_its_bytes(make: Make) -> None:
+    worker = await make(buffer_bytes=100 * SIZE).worker()
+    await take(worker, claim(101))  # one runs
+
+    assert worker.wanted() < 1
+
+
+async def test_what_waits_for_too_long_is_given_back_unrun_and_not_sooner(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(worker_module, "time", clock)
+    worker = await make(buffer_seconds=60).worker()
+    await take(worker, claim(3))
+
+    clock.now += 59
+    await worker._watch_buffer(OneLook())
+    assert waiting_to_be_written(worker) == []
+
+    clock.now += 2
+    await worker._watch_buffer(OneLook())
+    assert waiting_to_be_written(worker) == [Outcome.RELEASED] * 2
+    assert worker._waiting_bytes == 0
+
+
+async def test_nothing_is_claimed_while_too_many_ended_tasks_cannot_be_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    bench.let_go.set()
+    store = await bench.app.store()
+    written = asyncio.Event()
+    settle = store.settle
+
+    async def settle_later(settlements: Sequence[Settlement]) -> list[Answer]:
+        await written.wait()
+        return await settle(settlements)
+
+    monkeypatch.setattr(store, "settle", settle_later)
+    monkeypatch.setattr(worker_module, "MOST_UNSETTLED", 5)
+    handles = [await bench.app.enqueue("work", {"text": str(n)}) for n in range(20)]
+    worker = await bench.app.new_worker(concurrency=2)
+    running = asyncio.create_task(worker.run())
+    async with asyncio.timeout(10):
+        while worker._unsettled <= 5:
+            await worker._change()
+    unwritten = worker.wanted()
+    written.set()
+    for handle in handles:
+        await handle.result(10)
+    worker.stop()
+    await running
+
+    assert unwritten == 0
+
+
+async def test_a_suspect_whose_start_cannot_be_written_is_not_run_and_not_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    worker = await bench.worker()
+
+    async def start(_: Sequence[Started]) -> frozenset[UUID]:
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(await bench.app.store(), "start", start)
+    with pytest.raises(StoreUnavailable):
+        await take(worker, claim(1, alone=True))
+
+    assert worker.busy() == 0
+    assert not worker._leases.holds(TOKEN)
+
+
+async def test_a_claim_that_was_lost_before_it_was_taken_is_not_run(make: Make) -> None:
+    worker = await make().worker()
+    held = claim(2)
+    worker.hold(held, time.monotonic())
+    worker._claims_lost([TOKEN])
+    await worker.take(held)
+
+    assert worker.busy() == 0
+
+
+async def test_a_suspect_has_not_begun_when_its_start_is_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    worker = await bench.worker()
+    held_meanwhile: list[int] = []
+
+    async def start(_: Sequence[Started]) -> frozenset[UUID]:
+        held_meanwhile.append(worker.busy())
+        return frozenset()
+
+    monkeypatch.setattr(await bench.app.store(), "start", start)
+    await take(worker, claim(1, alone=True))
+
+    assert held_meanwhile == [0]
+    assert worker.busy() == 1
