@@ -194,3 +194,10 @@ async def test_a_suspect_has_not_begun_when_its_start_is_written(
 
     assert held_meanwhile == [0]
     assert worker.busy() == 1
+
+
+async def test_the_buffer_may_use_all_of_its_bytes(make: Make) -> None:
+    worker = await make(buffer_bytes=150 * SIZE).worker()
+    await take(worker, claim(101))
+
+    assert worker.wanted() == 50

@@ -263,12 +263,12 @@ class Worker:
         """How many tasks would be taken: free slots and what the buffer may hold."""
         if self._draining or self._unsettled > MOST_UNSETTLED:
             return 0
-        ahead = min(self._options.buffer, int(self._rate * BUFFER_AHEAD))
+        ahead = min(self._options.buffer, int(self._rate * BUFFER_AHEAD)) - len(self._waiting)
         if self._average_bytes:
             spare_bytes = self._options.buffer_bytes - self._waiting_bytes
             ahead = min(ahead, int(spare_bytes / self._average_bytes))
         free = self._options.concurrency - len(self._running)
-        return free + max(ahead, 0) - len(self._waiting)
+        return free + ahead
 
     def busy(self) -> int:
         """How many tasks are held: running, waiting, or not yet written."""
