@@ -201,3 +201,19 @@ async def test_the_buffer_may_use_all_of_its_bytes(make: Make) -> None:
     await take(worker, claim(101))
 
     assert worker.wanted() == 50
+
+
+async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    worker = await bench.worker()
+
+    async def start(_: Sequence[Started]) -> frozenset[UUID]:
+        worker._claims_lost([TOKEN])  # it took longer than the lease; nobody has rescued it yet
+        return frozenset()
+
+    monkeypatch.setattr(await bench.app.store(), "start", start)
+    await take(worker, claim(1, alone=True))
+
+    assert worker.busy() == 0

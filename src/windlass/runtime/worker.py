@@ -292,8 +292,7 @@ class Worker:
     async def take(self, claim: Claim) -> None:
         """Accept a claim that is held: run what has a slot, keep the rest ready."""
         received_at = self._received.pop(claim.token)
-        if not self._leases.holds(claim.token):
-            emit("lease.lost", token=claim.token, tasks=len(claim.tasks))
+        if self._was_lost(claim):
             return
         jobs = [Job(claim, task, received_at) for task in claim.tasks]
         if claim.alone:
@@ -303,6 +302,8 @@ class Worker:
             except StoreUnavailable:
                 self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
                 raise
+            if self._was_lost(claim):
+                return  # while that was written
         self._outstanding[claim.token] = len(claim.tasks)
         for job in jobs:
             size = len(job.task.payload)
@@ -310,6 +311,12 @@ class Worker:
             self._waiting_bytes += size
             self._waiting.append(job)
         self._run_waiting()
+
+    def _was_lost(self, claim: Claim) -> bool:
+        if self._leases.holds(claim.token):
+            return False
+        emit("lease.lost", token=claim.token, tasks=len(claim.tasks))
+        return True
 
     # From job to job
 
