@@ -2,11 +2,16 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import replace
+from uuid import UUID
+
+import pytest
 
 from acceptance.expiry import expire_claims
 from windlass import App, Context, LeaseLost, TaskState
-from windlass.model.task import TaskFilter
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import ENDS, TaskFilter
 
 
 async def test_leases_of_long_tasks_are_kept_while_the_event_loop_is_blocked(app: App) -> None:
@@ -54,30 +59,84 @@ async def test_a_handler_that_lost_its_lease_enqueues_and_settles_nothing(app: A
     assert len(children) == 1  # the detached one
 
 
-async def test_a_lease_lost_before_a_job_began_costs_no_slot(app: App) -> None:
+async def test_a_lease_lost_before_a_job_began_costs_no_slot_and_no_run(app: App) -> None:
     ran: list[int] = []
-    blocked = False
+    lost = asyncio.Event()
 
     @app.task
     async def work(n: int) -> None:
-        nonlocal blocked
         ran.append(n)
-        if not blocked:
-            # The rest of the claim is started but has not begun when it is lost.
-            blocked = True
-            await expire_claims(app)
-            await (await app.store()).rescue(10)
+        if not lost.is_set():
+            # The rest of the claim has its slots but has not begun.
             worker._claims_lost(list(worker._outstanding))
+            lost.set()
 
     async with app.worker(concurrency=5) as worker:
-        handles = await app.enqueue_many([work.call(n) for n in range(10)])
+        handles = await app.enqueue_many([work.call(n) for n in range(5)])
+        await asyncio.wait_for(lost.wait(), 10)
+        await expire_claims(app)
+        await (await app.store()).rescue(10)
         for handle in handles:
             await handle.result(10)
-        async with asyncio.timeout(10):
-            while worker.busy():
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(worker.emptied(), 10)
 
-    assert set(ran) == set(range(10))
+    assert sorted(ran) == [0, 0, 1, 2, 3, 4]
+
+
+class Unreachable:
+    """A store as the heart sees it when its own connection fails and the worker's does not."""
+
+    async def open(self) -> None:
+        raise StoreUnavailable("unreachable")
+
+    async def close(self) -> None: ...
+
+
+async def test_what_cannot_be_kept_is_stopped_and_neither_written_nor_begun(
+    app_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    held: list[int] = []
+    begun = asyncio.Event()
+    # Nobody rescues them, so the store would still accept what is settled.
+    async with App(app_url, lease=2, heartbeat=0.5, sweep=600, buffer_seconds=600) as app:
+
+        @app.task
+        async def stubborn(n: int) -> str:
+            ran.append(n)
+            held.append(worker.busy())
+            begun.set()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            return "too late"
+
+        monkeypatch.setattr(await app.store(), "beside", Unreachable)
+        handles = await app.enqueue_many([stubborn.call(n) for n in range(3)])
+        worker = await app.new_worker(concurrency=1)
+        worker._rate = 1e9  # as if tasks were short: the other two wait in the buffer
+        running = asyncio.create_task(worker.run())
+        await asyncio.wait_for(begun.wait(), 10)
+        await asyncio.wait_for(worker.emptied(), 10)
+        worker.stop()
+        await running
+        records = [await handle.get() for handle in handles]
+
+    assert (ran, held) == ([0], [3])
+    assert not {record.status for record in records} & ENDS
+    assert [record.generation for record in records] == [1, 1, 1]
+
+
+async def test_a_worker_that_was_removed_while_it_was_silent_comes_back(app: App) -> None:
+    async with app.worker():
+        store = await app.store()
+        (before,) = await store.workers()
+        await store.deregister(UUID(str(before.id)))
+        async with asyncio.timeout(10):
+            while not await store.workers():
+                await asyncio.sleep(0.05)
+        (after,) = await store.workers()
+
+    assert after.id == before.id
 
 
 async def test_a_suspect_runs_alone_and_its_start_is_written_first(app: App) -> None:

@@ -1,22 +1,28 @@
 """A worker that stops finishes what runs, and gives the rest back."""
 
 import asyncio
+from contextlib import suppress
 
 from windlass import App, TaskState
 
 
 async def test_at_the_deadline_what_still_runs_goes_back_without_an_attempt(app: App) -> None:
     started = asyncio.Event()
+    stopped = asyncio.Event()
 
     @app.task
     async def endless() -> None:
         started.set()
-        await asyncio.Event().wait()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
 
     async with app.worker(shutdown_timeout=0.05):
         handle = await endless.enqueue()
         await asyncio.wait_for(started.wait(), 10)
 
+    assert stopped.is_set()
     record = await handle.get()
     assert (record.status, record.attempts, record.generation) == (TaskState.PENDING, 0, 2)
     assert await (await app.store()).workers() == []
@@ -33,11 +39,40 @@ async def test_a_drain_finishes_what_runs_and_gives_back_what_waits(app: App) ->
         return "finished"
 
     async with app.worker(concurrency=1) as worker:
-        first = await slow.enqueue()
-        second = await slow.enqueue()
+        worker._rate = 1e9  # as if tasks were short: the second waits in the buffer
+        first, second = await app.enqueue_many([slow.call(), slow.call()])
         await asyncio.wait_for(started.wait(), 10)
         worker.stop()
         finish.set()
 
     assert await first.result(5) == "finished"
-    assert (await second.get()).status is TaskState.PENDING
+    record = await second.get()
+    assert (record.status, record.attempts, record.generation) == (TaskState.PENDING, 0, 2)
+
+
+async def test_a_handler_that_does_not_give_way_is_left_behind_and_its_task_goes_back(
+    app: App,
+) -> None:
+    started = asyncio.Event()
+    finish = asyncio.Event()
+    finished = asyncio.Event()
+
+    @app.task
+    async def stubborn() -> str:
+        started.set()
+        while not finish.is_set():
+            with suppress(asyncio.CancelledError):
+                await finish.wait()
+        finished.set()
+        return "too late"
+
+    async with app.worker(shutdown_timeout=0.05):
+        handle = await stubborn.enqueue()
+        await asyncio.wait_for(started.wait(), 10)
+    was_finished = finished.is_set()
+    finish.set()
+    await asyncio.wait_for(finished.wait(), 10)
+
+    record = await handle.get()
+    assert not was_finished
+    assert (record.status, record.attempts, record.generation) == (TaskState.PENDING, 0, 2)

@@ -10,6 +10,7 @@ import pytest
 
 from unit.moved_clock import MovedClock
 from windlass import App
+from windlass.model.attempt import Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement, Started
 from windlass.runtime import worker as worker_module
@@ -217,3 +218,19 @@ async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
     await take(worker, claim(1, alone=True))
 
     assert worker.busy() == 0
+
+
+async def test_a_handler_that_ends_after_its_task_went_back_writes_nothing_more(
+    make: Make,
+) -> None:
+    bench = make()
+    worker = await bench.worker()
+    await take(worker, claim(1))
+    (job,) = worker._running
+    worker._running.discard(job)  # as at the end of a shutdown
+    worker._end(job, Released())
+    bench.let_go.set()
+    assert job.runner is not None
+    await job.runner
+
+    assert waiting_to_be_written(worker) == [Outcome.RELEASED]
