@@ -1,0 +1,111 @@
+"""What runs for a while is reported once; whoever lost it or has to stop it is told."""
+
+import asyncio
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import Claim, ClaimedTask, Started
+from windlass.runtime import reporter
+from windlass.runtime.job import Halt, Job
+from windlass.runtime.reporter import Reporter
+from windlass.service import Stop
+from windlass.store.memory import MemoryStore
+
+
+def job(number: int) -> Job:
+    task = ClaimedTask(UUID(int=number), "t", "q", 10, "{}", 0, 4, 1, None)
+    return Job(Claim(UUID(int=100), 1, (task,)), task, 5.0, started_at=7.0)
+
+
+class Bench(MemoryStore):
+    """A store that remembers what it was told, and the reporter on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[Started] = []
+        self.was_marked: list[bool] = []
+        self.gone: set[UUID] = set()
+        self.cancelled: dict[UUID, str] = {}
+        self.outages = 0
+        self.running: list[Job] = []
+        self.lost: list[Job] = []
+        self.besides = 0
+        self.stop = Stop()
+        self.reporter = Reporter(
+            store=self,
+            long_running=lambda: self.running,
+            lost=self.lost.append,
+            beside=self.beside_it,
+        )
+
+    async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
+        self.was_marked += [one.reported for one in self.running]
+        if self.outages:
+            self.outages -= 1
+            raise StoreUnavailable("gone")
+        self.started += started
+        return frozenset(self.gone)
+
+    async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
+        return {key: self.cancelled[key] for key in task_ids if key in self.cancelled}
+
+    async def beside_it(self) -> None:
+        self.besides += 1
+        self.stop.set()
+
+
+async def test_a_job_is_reported_once_and_marked_before_it_is_written() -> None:
+    bench = Bench()
+    bench.running = [job(1)]
+    await bench.reporter.report(bench.running)
+    bench.running.append(job(2))
+    await bench.reporter.report(bench.running)
+
+    assert [started.task_id.int for started in bench.started] == [1, 2]
+    assert bench.started[0].started_after == 2.0
+    assert all(bench.was_marked)  # a settlement that overtakes the report must know of it
+
+
+async def test_an_outage_is_survived_and_the_report_made_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reporter, "REPORT_EVERY", 0.001)
+    bench = Bench()
+    bench.running = [job(1)]
+    bench.outages = 2
+    await asyncio.wait_for(bench.reporter.run(bench.stop), 10)
+
+    assert len(bench.started) == 1
+    assert bench.besides == 1
+
+
+async def test_whoever_lost_a_job_is_told() -> None:
+    bench = Bench()
+    bench.running = [job(1), job(2)]
+    bench.gone = {UUID(int=2)}
+    await bench.reporter.report(bench.running)
+
+    assert bench.lost == [bench.running[1]]
+
+
+async def test_a_cancellation_reaches_its_job_once() -> None:
+    bench = Bench()
+    asked, other = job(1), job(2)
+    bench.running = [asked, other]
+    bench.cancelled = {UUID(int=1): "enough"}
+    asked.runner = asyncio.create_task(_for_ever())
+    await asyncio.sleep(0)  # it has begun
+    await bench.reporter.report(bench.running)
+    await bench.reporter.report(bench.running)
+    requests = asked.runner.cancelling()
+    await asyncio.wait([asked.runner])
+
+    assert (asked.halt, asked.halt_reason, other.halt) == (Halt.CANCELLED, "enough", None)
+    assert requests == 1
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
