@@ -1,6 +1,7 @@
 """The committer writes everything it is given, whatever one of them runs into."""
 
 import asyncio
+import random
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -8,8 +9,9 @@ import pytest
 
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement
-from windlass.runtime.committer import Committer, Done
+from windlass.runtime.committer import LARGEST_BATCH, Committer, Done
 from windlass.runtime.job import Job
+from windlass.telemetry import subscribe
 
 TOKEN = UUID(int=1)
 
@@ -27,6 +29,8 @@ class FakeStore:
         self.batches: list[list[Settlement]] = []
         self.busy: set[UUID] = set()
         self.poison: set[UUID] = set()
+        self.hopeless: set[UUID] = set()
+        self.lost: set[UUID] = set()
         self.outages = 0
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
@@ -43,10 +47,12 @@ class FakeStore:
             if len(settlements) == 1:
                 self.busy -= ids
             raise StoreBusy("held")
+        if self.hopeless & ids:
+            raise ValueError("cannot be stored at all")
         if any(one.task_id in self.poison and one.result is not None for one in settlements):
             raise ValueError("cannot be stored")
         self.batches.append(list(settlements))
-        return [Answer.APPLIED] * len(settlements)
+        return [Answer.LOST if one.task_id in self.lost else Answer.APPLIED for one in settlements]
 
     def written(self) -> dict[UUID, Outcome]:
         return {one.task_id: one.outcome for batch in self.batches for one in batch}
@@ -79,6 +85,15 @@ async def test_what_ends_during_a_commit_is_the_next_batch(bench: Bench) -> None
     assert len(bench.settled) == 5
 
 
+async def test_no_batch_is_larger_than_the_largest_and_none_is_left_out(bench: Bench) -> None:
+    for number in range(LARGEST_BATCH + 1):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert [len(batch) for batch in bench.store.batches] == [LARGEST_BATCH, 1]
+
+
 async def test_one_that_somebody_holds_does_not_stop_the_others(bench: Bench) -> None:
     bench.store.busy = {UUID(int=3)}
     for number in range(1, 9):
@@ -98,6 +113,24 @@ async def test_an_outage_is_waited_for(bench: Bench) -> None:
     assert bench.store.written() == {UUID(int=1): Outcome.COMPLETED}
 
 
+async def test_the_longer_an_outage_the_rarer_the_tries_up_to_a_limit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(random, "uniform", lambda _, most: most)
+    bench.store.outages = 8
+    bench.committer.add(done(1))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
 async def test_an_outcome_that_cannot_be_stored_fails_its_task_alone(bench: Bench) -> None:
     bench.store.poison = {UUID(int=2)}
     for number in range(1, 5):
@@ -109,3 +142,28 @@ async def test_an_outcome_that_cannot_be_stored_fails_its_task_alone(bench: Benc
     assert written.pop(UUID(int=2)) is Outcome.FAILED
     assert set(written.values()) == {Outcome.COMPLETED}
     assert len(bench.settled) == 4
+
+
+async def test_a_task_of_which_nothing_can_be_stored_is_let_go(bench: Bench) -> None:
+    bench.store.hopeless = {UUID(int=2)}
+    for number in range(1, 4):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert set(bench.store.written()) == {UUID(int=1), UUID(int=3)}
+    assert len(bench.settled) == 3
+
+
+async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(bench: Bench) -> None:
+    events: list[tuple[str, UUID]] = []
+    unsubscribe = subscribe(lambda event, values: events.append((event, values["task_id"])))
+    bench.store.lost = {UUID(int=2)}
+    for number in range(1, 4):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+    unsubscribe()
+
+    assert events == [("settlement.lost", UUID(int=2))]
+    assert len(bench.settled) == 3
