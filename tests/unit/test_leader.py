@@ -4,9 +4,14 @@ import asyncio
 from datetime import timedelta
 from uuid import UUID
 
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass.maintenance import chores as chores_module
+from windlass.maintenance import leader as leader_module
 from windlass.maintenance.chores import Chore
 from windlass.maintenance.leader import Leader
-from windlass.model.errors import NotLeader
+from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.task import Leadership
 from windlass.service import Stop
 
@@ -16,6 +21,7 @@ ME = UUID(int=1)
 class Seat:
     def __init__(self, answers: list[Leadership | None]) -> None:
         self.answers = answers
+        self.is_gone = False
         self.asked: list[Leadership | None] = []
         self.resigned: list[Leadership] = []
 
@@ -23,6 +29,8 @@ class Seat:
         self, candidate: UUID, *, current: Leadership | None, term: timedelta
     ) -> Leadership | None:
         self.asked.append(current)
+        if self.is_gone:
+            raise StoreUnavailable("gone")
         return self.answers.pop(0) if self.answers else Leadership(ME, 9)
 
     async def resign(self, leadership: Leadership) -> None:
@@ -91,3 +99,84 @@ async def test_a_chore_that_fails_or_hangs_does_not_stop_the_others() -> None:
     await asyncio.wait_for(leader(seat, *chores).run(stop), 10)
 
     assert done == ["fails", "hangs", "works"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    clock = MovedClock()
+    monkeypatch.setattr(leader_module, "time", clock)
+    monkeypatch.setattr(chores_module, "time", clock)
+    return clock
+
+
+async def test_a_term_is_counted_from_asking_and_trusted_for_nine_tenths(
+    clock: MovedClock,
+) -> None:
+    class SlowSeat(Seat):
+        async def lead(
+            self, candidate: UUID, *, current: Leadership | None, term: timedelta
+        ) -> Leadership | None:
+            clock.now += 0.2
+            return await super().lead(candidate, current=current, term=term)
+
+    asked_at = clock.now
+    candidate = leader(SlowSeat([Leadership(ME, 4)]))
+    await candidate._elect()
+
+    clock.now = asked_at + 0.26
+    assert candidate.is_leader
+    clock.now = asked_at + 0.28
+    assert not candidate.is_leader
+
+
+async def test_an_outage_ends_no_term_before_its_time(clock: MovedClock) -> None:
+    seat = Seat([Leadership(ME, 4)])
+    candidate = leader(seat)
+    await candidate._elect()
+    seat.is_gone = True
+    clock.now += 0.2
+    await candidate._elect()
+
+    assert candidate.is_leader
+    clock.now += 0.08
+    assert not candidate.is_leader
+
+
+async def test_a_term_is_renewed_after_a_third_of_it_however_much_there_is_to_do(
+    clock: MovedClock,
+) -> None:
+    seat = Seat([Leadership(ME, 4), Leadership(ME, 4)])
+    stop = Stop()
+    asked: list[int] = []
+
+    async def chore(_: Leadership) -> bool:
+        asked.append(len(seat.asked))
+        clock.now += 0.11
+        if len(asked) == 2:
+            stop.set()
+        return True
+
+    await asyncio.wait_for(leader(seat, Chore("a", 0, chore)).run(stop), 10)
+
+    assert asked == [1, 2]
+    assert seat.asked == [None, Leadership(ME, 4)]
+
+
+async def test_no_chore_is_begun_after_a_stop() -> None:
+    seat = Seat([Leadership(ME, 4)])
+    stop = Stop()
+    done: list[str] = []
+
+    async def first(_: Leadership) -> bool:
+        done.append("first")
+        stop.set()
+        return False
+
+    async def second(_: Leadership) -> bool:
+        done.append("second")
+        return False
+
+    chores = [Chore("first", 60, first), Chore("second", 60, second)]
+    await asyncio.wait_for(leader(seat, *chores).run(stop), 10)
+
+    assert done == ["first"]
