@@ -234,3 +234,30 @@ async def test_a_handler_that_ends_after_its_task_went_back_writes_nothing_more(
     await job.runner
 
     assert waiting_to_be_written(worker) == [Outcome.RELEASED]
+
+
+async def test_a_lease_is_kept_until_the_last_task_of_its_claim_is_written(make: Make) -> None:
+    worker = await make().worker()
+    held = claim(2)
+    await take(worker, held)
+    first, second = [*worker._running, *worker._waiting]
+    committer = worker._committer
+    worker._end(first, Released())
+    worker._settled(committer._waiting[-1:])
+    kept = worker._leases.holds(TOKEN)
+    worker._end(second, Released())
+    worker._settled(committer._waiting[-1:])
+
+    assert kept
+    assert not worker._leases.holds(TOKEN)
+
+
+async def test_the_heart_is_told_whether_the_worker_is_idle(make: Make) -> None:
+    worker = await make().worker()
+    told = []
+    for idle in (True, False):
+        worker._fetcher._idle = idle
+        await worker._watch_buffer(OneLook())
+        told.append(worker._leases.idle)
+
+    assert told == [True, False]
