@@ -55,12 +55,13 @@ class _Store(MemoryStore):
         super().__init__()
         self.clock = clock
         self.takes_once = 0.0  # seconds
-        self.is_gone = False
+        self.error: Exception | None = None
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.forgets: set[UUID] = set()
         self.settled_meanwhile: Leases | None = None
         self.pulsed = threading.Event()
+        self.answered = threading.Event()
 
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
         self.clock.now += self.takes_once
@@ -69,11 +70,12 @@ class _Store(MemoryStore):
         while not self.goes_on.is_set():
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.01)
-        if self.is_gone:
-            raise StoreUnavailable("gone")
+        if self.error is not None:
+            raise self.error
         if self.settled_meanwhile is not None:
             for token in self.forgets:
                 self.settled_meanwhile.drop(token)
+        self.answered.set()
         known = (await super().pulse(pulse)).registered
         return PulseAnswer(frozenset(pulse.tokens) - self.forgets, registered=known)
 
@@ -148,7 +150,7 @@ async def test_a_worker_that_was_removed_registers_again(bench: Bench) -> None:
 async def test_a_lease_that_could_not_be_kept_in_time_is_lost(bench: Bench) -> None:
     bench.leases.add(A, bench.clock.now)
     bench.leases.add(B, bench.clock.now + 0.5)
-    bench.store.is_gone = True
+    bench.store.error = StoreUnavailable("gone")
     bench.store.takes_once = TRUST
     await bench.heartbeat.start()
     await until(bench.lost_some)
@@ -166,12 +168,12 @@ async def test_a_lease_runs_out_also_while_the_store_does_not_answer(bench: Benc
     assert bench.lost == [A]
 
 
-async def test_the_heart_beats_on_when_the_store_is_back(bench: Bench) -> None:
-    bench.store.is_gone = True
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), ValueError("unforeseen")])
+async def test_the_heart_beats_on_whatever_the_store_raised(bench: Bench, error: Exception) -> None:
+    bench.store.error = error
     await bench.heartbeat.start()
     await until(bench.store.pulsed)
-    bench.store.is_gone = False
-    bench.store.pulsed.clear()
-    await until(bench.store.pulsed)
+    bench.store.error = None
+    await until(bench.store.answered)
 
     assert bench.lost == []

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
-from windlass.model.errors import WindlassError
 from windlass.model.task import Pulse, WorkerInfo
 from windlass.store.port import Store
 from windlass.telemetry import emit
@@ -112,8 +111,9 @@ class Heartbeat:
                         is_open = True
                     await self._beat(store)
                     pause = self._every
-                except (WindlassError, TimeoutError) as error:
-                    emit("store.unavailable", doing="heartbeat", error=str(error))
+                except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
+                    said = str(error) or type(error).__name__
+                    emit("store.unavailable", doing="heartbeat", error=said)
                     pause = min(RETRY_EVERY, self._every)
         finally:
             watching.cancel()
