@@ -33,6 +33,7 @@ class Bench:
         self.limits: list[int] = []
         self.during_claim: Callable[[], None] = lambda: None
         self.during_set_idle: Callable[[], None] = lambda: None
+        self.during_run: Callable[[], None] = lambda: None
         self.clock = MovedClock()
         self.asked_at: dict[UUID, float] = {}
         self.free = wanted
@@ -68,6 +69,7 @@ class Bench:
 
     async def take(self, claim: Claim) -> None:
         self.log.append(f"take {len(claim.tasks)}")
+        asyncio.get_running_loop().call_soon(self.during_run)
 
 
 class _Store(MemoryStore):
@@ -142,6 +144,20 @@ async def test_a_wake_up_during_a_look_is_not_missed(bench: Bench) -> None:
     await bench.run()
 
     assert bench.log == ["claim", "idle", "claim", "went idle", "claim", "hold", "take 1"]
+
+
+async def test_the_next_claim_is_under_way_before_what_was_taken_begins_to_run(
+    bench: Bench,
+) -> None:
+    bench.free = 1
+    bench.answers = [ClaimAnswer(claim(1)), ClaimAnswer(claim(2))]
+    bench.during_run = lambda: bench.log.append("run")
+    bench.during_set_idle = bench.stop.set
+    await bench.run()
+    await asyncio.sleep(0)
+
+    assert bench.log[:6] == ["claim", "hold", "take 1", "claim", "hold", "take 1"]
+    assert bench.log.count("run") == 2
 
 
 async def test_a_full_claim_is_followed_by_the_next_without_a_pause(bench: Bench) -> None:

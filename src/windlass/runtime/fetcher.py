@@ -107,7 +107,9 @@ class Fetcher:
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
-        await first_of(self._room.room(), stop.wait())
+        if self._room.wanted() < 1:
+            await first_of(self._room.room(), stop.wait())
+        # Otherwise not even for a moment: the store is to look while what it gave begins to run.
         if self._room.busy() and self._room.wanted() < ENOUGH:
             await asyncio.sleep(GATHER)
 
