@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format stress clean
+.PHONY: help demo test check format stress bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ format: $(INSTALLED) ## Format the code
 
 stress: $(INSTALLED) ## Kill workers while they work, and count every task
 	$(BIN)/python -m pytest -m stress -s
+
+bench: $(INSTALLED) ## Measure a drain beside what the store alone allows
+	@$(BIN)/python bench/drain.py
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .windlass .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
