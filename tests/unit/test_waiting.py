@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from windlass import client
-from windlass.client import ResultWaiter
+from windlass.client import results
+from windlass.client.results import ResultWaiter
 from windlass.model.task import Ended, TaskState
 
 FIRST, SECOND, THIRD = (UUID(int=number) for number in (1, 2, 3))
@@ -40,8 +40,8 @@ def waiter(store: Looked) -> ResultWaiter:
 
 @pytest.fixture
 def hourly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "FIRST_LOOK", 3600.0)
-    monkeypatch.setattr(client, "LONGEST_LOOK", 3600.0)
+    monkeypatch.setattr(results, "FIRST_LOOK", 3600.0)
+    monkeypatch.setattr(results, "LONGEST_LOOK", 3600.0)
 
 
 @pytest.mark.usefixtures("hourly")

@@ -1,0 +1,27 @@
+"""What a caller may ask: enqueue, look, wait, cancel, change, retry."""
+
+from windlass.client.asking import (
+    NOT_BUILT,
+    Call,
+    checked_change,
+    checked_reason,
+    checked_time,
+    enqueue_options,
+    new_task_id,
+)
+from windlass.client.tasks import Task, TaskSet
+from windlass.client.verbs import Client, Handle
+
+__all__ = [
+    "NOT_BUILT",
+    "Call",
+    "Client",
+    "Handle",
+    "Task",
+    "TaskSet",
+    "checked_change",
+    "checked_reason",
+    "checked_time",
+    "enqueue_options",
+    "new_task_id",
+]

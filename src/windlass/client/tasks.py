@@ -1,0 +1,150 @@
+"""Functions that can be enqueued."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from windlass.client.asking import Call, EnqueueOptions, enqueue_options
+from windlass.client.verbs import Handle
+from windlass.context import Context
+from windlass.model.errors import ConfigurationError
+from windlass.registry import TaskDefinition, TaskOptions, define
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Outlet(Protocol):
+    """Where calls go: an open application."""
+
+    async def send(self, calls: Sequence["Call"]) -> list["Handle"]:
+        """Enqueue calls, all or none."""
+
+    def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine for a caller that has no event loop."""
+
+
+class Task(Generic[P, R]):
+    """A task type: call it to run the function, enqueue it to have a worker do so."""
+
+    def __init__(self, definition: TaskDefinition) -> None:
+        self.definition = definition
+        self.outlet: Outlet | None = None
+        self.__name__ = definition.name
+        self.__doc__ = definition.function.__doc__
+        self.__wrapped__ = definition.function
+
+    @property
+    def name(self) -> str:
+        """The name of the type."""
+        return self.definition.name
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Simply run the function."""
+        result: R = self.definition.function(*args, **kwargs)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r}>"
+
+    def options(self, **options: Any) -> "TaskWithOptions[P, R]":
+        """Set options for the calls that follow."""
+        return TaskWithOptions(self, enqueue_options(options))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Describe a call, for `enqueue_many`."""
+        return Call(self.definition, args, kwargs, EnqueueOptions())
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
+        """Hand the call to the workers."""
+        return (await self._bound().send([self.call(*args, **kwargs)]))[0]
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
+        """Hand the call to the workers, from synchronous code."""
+        call = self.call(*args, **kwargs)
+        outlet = self._bound()
+        return outlet.run_sync("enqueue", lambda: outlet.send([call]))[0]
+
+    def _bound(self) -> Outlet:
+        if self.outlet is None:
+            raise ConfigurationError(
+                f"task '{self.name}' belongs to no app yet; call app.include(...) first"
+            )
+        return self.outlet
+
+
+class TaskWithOptions(Generic[P, R]):
+    """A task with options set for its next calls."""
+
+    def __init__(self, task: Task[P, R], options: EnqueueOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def options(self, **options: Any) -> "TaskWithOptions[P, R]":
+        """Set further options."""
+        enqueue_options(options)
+        return TaskWithOptions(self._task, replace(self._options, **options))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """Describe a call, for `enqueue_many`."""
+        return Call(self._task.definition, args, kwargs, self._options)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
+        """Hand the call to the workers."""
+        return (await self._task._bound().send([self.call(*args, **kwargs)]))[0]  # noqa: SLF001
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
+        """Hand the call to the workers, from synchronous code."""
+        call = self.call(*args, **kwargs)
+        outlet = self._task._bound()  # noqa: SLF001
+        return outlet.run_sync("enqueue", lambda: outlet.send([call]))[0]
+
+
+class TaskDecorator(Protocol):
+    """What `@app.task(...)` with options returns."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class TaskSet:
+    """Tasks of a library, for an application to include."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task[..., Any]] = []
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: None = None, /, **options: Any) -> TaskDecorator: ...
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Define a task; used as `@tasks.task` or `@tasks.task(...)`."""
+        checked = task_options(options)
+        if function is None:
+            return lambda decorated: self._add(Task(define(decorated, checked)))
+        return self._add(Task(define(function, checked)))
+
+    def _add(self, task: Task[..., Any]) -> Task[..., Any]:
+        """Take in a task; an application also registers it."""
+        self.tasks.append(task)
+        return task
+
+
+def task_options(options: dict[str, Any]) -> TaskOptions:
+    """Check the names of what a task was defined with."""
+    if "limit" in options:
+        raise ConfigurationError("task option 'limit' is not built yet")
+    try:
+        return TaskOptions(**options)
+    except TypeError:
+        known = TaskOptions.__dataclass_fields__
+        unknown = ", ".join(f"'{name}'" for name in options if name not in known)
+        raise ConfigurationError(
+            f"task option {unknown} is not known; options are: {', '.join(known)}"
+        ) from None

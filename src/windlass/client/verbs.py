@@ -1,0 +1,204 @@
+"""What is done with tasks, and the handle that a caller keeps of one."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from windlass.client.asking import Call, EnqueueOptions, checked_change, checked_reason
+from windlass.client.results import ResultWaiter
+from windlass.codec import check_plain, decode_json
+from windlass.context import current_fence
+from windlass.model.errors import (
+    ConfigurationError,
+    IdempotencyConflict,
+    PayloadError,
+    TaskCancelled,
+    TaskFailed,
+)
+from windlass.model.task import (
+    CancelAnswer,
+    Change,
+    Enqueued,
+    Fence,
+    TaskRecord,
+    TaskState,
+    TypeDefaults,
+)
+from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
+from windlass.store.port import EnqueueStore, OperateStore, ReadStore
+
+T = TypeVar("T")
+
+
+class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
+    """The part of a store that applications use."""
+
+
+class Client:
+    """The verbs of a caller, on a store that is open."""
+
+    def __init__(self, *, store: ClientStore, registry: Registry, max_payload_bytes: int) -> None:
+        self._store = store
+        self._registry = registry
+        self._max_payload_bytes = max_payload_bytes
+        self._waiter = ResultWaiter(store)
+
+    async def enqueue(self, calls: Sequence[Call]) -> list[Enqueued]:
+        """Enqueue calls, all or none; a bad one among many is named by its index."""
+        tasks = []
+        for index, call in enumerate(calls):
+            try:
+                tasks.append(call.new_task(self._max_payload_bytes))
+            except (ConfigurationError, PayloadError) as error:
+                if len(calls) == 1:
+                    raise
+                raise type(error)(f"item {index}: {error}") from error
+        if not tasks:
+            return []
+        detached = {checked_flag("detached", call.options.detached) for call in calls}
+        fence = None if detached == {True} else self._fence()
+        try:
+            return await self._store.enqueue(tasks, fence=fence)
+        except IdempotencyConflict as conflict:
+            if len(calls) == 1:
+                raise
+            raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
+
+    async def enqueue_named(
+        self, name: str, payload: dict[str, Any], options: EnqueueOptions
+    ) -> Enqueued:
+        """Enqueue by name, with the defaults that a worker registered or this app defines."""
+        checked_name("task name", name)
+        limit = self._max_payload_bytes
+        definition = self._registry.find(name)
+        if definition is not None:
+            defaults = definition.defaults
+            text = definition.codec.encode_named(payload, max_bytes=limit)
+        else:
+            defaults = await self._store.type_defaults(name) or TypeDefaults(name)
+            text = check_plain(name, payload, max_bytes=limit)
+        fence = None if checked_flag("detached", options.detached) else self._fence()
+        return (await self._store.enqueue([options.new_task(defaults, text)], fence=fence))[0]
+
+    def _fence(self) -> Fence | None:
+        """The fence of the handler that calls, if it is one of this application's."""
+        owner, fence = current_fence.get() or (None, None)
+        return fence if owner is self._registry else None
+
+    async def get(self, task_id: UUID) -> TaskRecord:
+        """Return the whole task."""
+        return await self._store.get(task_id)
+
+    async def result(self, task_id: UUID, limit: float | timedelta | None) -> Any:
+        """Wait for the end of a task and return what its handler returned."""
+        async with asyncio.timeout(None if limit is None else checked_seconds("timeout", limit)):
+            ended = await self._waiter.wait(task_id)
+        match ended.status:
+            case TaskState.COMPLETED:
+                return None if ended.result is None else decode_json(ended.result)
+            case TaskState.CANCELLED:
+                raise TaskCancelled(f"task {task_id} was cancelled: {ended.last_error}")
+            case _:
+                raise TaskFailed(f"task {task_id} is {ended.status}: {ended.last_error}")
+
+    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
+        """Cancel a task that waits, or ask the worker of one that runs."""
+        return await self._store.cancel(task_id, checked_reason(reason))
+
+    async def change(self, task_id: UUID, change: Change) -> None:
+        """Change a task that waits."""
+        await self._store.change(task_id, change)
+
+    async def retry(self, task_id: UUID) -> None:
+        """Reopen an ended, unsuccessful task."""
+        await self._store.retry(task_id)
+
+    async def close(self) -> None:
+        """Stop waiting for results."""
+        await self._waiter.close()
+
+
+class Access(Protocol):
+    """How a handle reaches a client, whatever event loop it is used from."""
+
+    async def client(self) -> Client:
+        """Return the client of the running event loop."""
+
+    def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine for a caller that has no event loop."""
+
+
+class Handle:
+    """A task that was enqueued."""
+
+    def __init__(self, access: Access, task_id: UUID, *, created: bool = True) -> None:
+        self._access = access
+        self._id = task_id
+        self.created = created  # False: an idempotency key led to an earlier task
+
+    @property
+    def id(self) -> str:
+        """The id of the task."""
+        return str(self._id)
+
+    def __repr__(self) -> str:
+        return f"<Handle {self._id}>"
+
+    async def get(self) -> TaskRecord:
+        """Return the whole task: status, times, attempts, errors, result."""
+        return await (await self._access.client()).get(self._id)
+
+    async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 - public name
+        """Wait for the return value; raise `TaskFailed`, `TaskCancelled` or `TimeoutError`."""
+        return await (await self._access.client()).result(self._id, timeout)
+
+    async def cancel(self, reason: str = "cancelled on request") -> bool:
+        """Cancel: at once if it waits, else by asking its worker. False if it had ended."""
+        answer = await (await self._access.client()).cancel(self._id, reason)
+        return answer is not CancelAnswer.ENDED
+
+    async def change(
+        self,
+        *,
+        priority: int | str | None = None,
+        queue: str | None = None,
+        at: datetime | None = None,
+        delay: float | timedelta | None = None,
+    ) -> None:
+        """Change a task that is scheduled, blocked or pending."""
+        change = checked_change(priority=priority, queue=queue, at=at, delay=delay)
+        await (await self._access.client()).change(self._id, change)
+
+    async def retry(self) -> None:
+        """Reopen it after an unsuccessful end: same id, new generation, fresh attempts."""
+        await (await self._access.client()).retry(self._id)
+
+    async def explain(self) -> None:
+        """Not built yet."""
+        raise ConfigurationError("handle.explain() is not built yet")
+
+    def get_sync(self) -> TaskRecord:
+        """`get` for synchronous code."""
+        return self._access.run_sync("get", self.get)
+
+    def result_sync(self, timeout: float | timedelta | None = None) -> Any:
+        """`result` for synchronous code."""
+        return self._access.run_sync("result", lambda: self.result(timeout))
+
+    def cancel_sync(self, reason: str = "cancelled on request") -> bool:
+        """`cancel` for synchronous code."""
+        return self._access.run_sync("cancel", lambda: self.cancel(reason))
+
+    def change_sync(self, **change: Any) -> None:
+        """`change` for synchronous code."""
+        self._access.run_sync("change", lambda: self.change(**change))
+
+    def retry_sync(self) -> None:
+        """`retry` for synchronous code."""
+        self._access.run_sync("retry", self.retry)
+
+    def explain_sync(self) -> None:
+        """Not built yet."""
+        raise ConfigurationError("handle.explain_sync() is not built yet")
