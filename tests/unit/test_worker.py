@@ -14,6 +14,7 @@ from windlass.model.attempt import Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement, Started
 from windlass.runtime import worker as worker_module
+from windlass.runtime.job import Job
 from windlass.runtime.worker import Worker
 from windlass.service import Stop
 
@@ -261,3 +262,18 @@ async def test_the_heart_is_told_whether_the_worker_is_idle(make: Make) -> None:
         told.append(worker._leases.idle)
 
     assert told == [True, False]
+
+
+async def test_a_fault_of_the_executor_fails_the_task_and_costs_no_slot(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_job: Job) -> None:
+        raise RuntimeError("a fault of ours")
+
+    worker = await make().worker()
+    monkeypatch.setattr(worker._executor, "run", broken)
+
+    await take(worker, claim(2))
+    await worker._until_nothing_runs()
+
+    assert waiting_to_be_written(worker) == [Outcome.RETRIED] * 2

@@ -10,13 +10,14 @@ from datetime import timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
-from windlass.model.attempt import AttemptOutcome, Released
+from windlass.model.attempt import AttemptOutcome, Failed, Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerInfo
 from windlass.policy.lifecycle import settle
 from windlass.policy.retry import Retry
 from windlass.registry import Registry
 from windlass.runtime.committer import Committer, Done
+from windlass.runtime.describe import describe_exception
 from windlass.runtime.executor import Executor
 from windlass.runtime.fetcher import Fetcher
 from windlass.runtime.heartbeat import Heartbeat, Leases
@@ -335,7 +336,10 @@ class Worker:
         self._leases.running = len(self._running)
 
     async def _run_job(self, job: Job) -> None:
-        outcome = await self._executor.run(job)
+        try:
+            outcome = await self._executor.run(job)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the slot as well
+            outcome = Failed(describe_exception(error))
         if job not in self._running:
             return  # it was given back meanwhile
         self._running.discard(job)
