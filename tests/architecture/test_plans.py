@@ -259,16 +259,36 @@ async def test_a_claim_that_finds_three_hundred_lanes_empty_reads_a_little_of_ea
     assert subject.buffers < 10 * 300
 
 
-async def test_a_claim_does_not_feel_three_thousand_lanes_that_rest(subject: Subject) -> None:
-    await subject.fill(100)
-    await subject.connection.execute(
-        "INSERT INTO windlass.lane (lane, queue, type, priority, kind, retired_at) "
-        "SELECT n, 'tenant' || n, 'resize', 50, 0, now() FROM generate_series(1, 3000) AS n"
-    )
-    subject.start_measuring()
+OLD_LANES = """
+INSERT INTO windlass.lane (lane, queue, type, priority, kind, listed_at)
+SELECT n, 'tenant' || n, 'resize', 50, 0, now() - interval '2 hours'
+FROM generate_series(1, 3000) AS n
+"""
 
+
+@pytest.mark.parametrize("analyzed", ["when empty", "when full"])
+async def test_lanes_that_rest_cost_a_claim_nothing_and_tidying_a_look_each(
+    subject: Subject, analyzed: str
+) -> None:
+    if analyzed == "when empty":
+        await work(subject, 1000)
+        await subject.analyze()
+    await subject.fill(50_000)
+    await subject.connection.execute(OLD_LANES)
+    if analyzed == "when full":
+        await subject.analyze()
+    sql = subject.store._sql
+
+    (retire, *_) = await measure(
+        subject.connection, sql.statement("retire_lanes"), timedelta(hours=1)
+    )
+    await subject.connection.execute(sql.statement("retire_lanes"), timedelta(hours=1))
+    (relist, *_) = await measure(subject.connection, sql.statement("relist_busy_lanes"))
+    subject.start_measuring()
     await subject.claim(10)
 
+    assert retire.rows["ready"] + relist.rows["ready"] < 100
+    assert retire.buffers + relist.buffers < 50 * 3000
     assert subject.rows("lane") <= 1
     assert subject.buffers < 100 + 15 * 10
 

@@ -7,6 +7,7 @@ DELETE FROM windlass.task;
 DELETE FROM windlass.ready;
 DELETE FROM windlass.scheduled;
 DELETE FROM windlass.lane;
+DELETE FROM windlass.resting_lane;
 DELETE FROM windlass.claim;
 DELETE FROM windlass.claim_task;
 DELETE FROM windlass.running;

@@ -20,7 +20,7 @@ from contract.postgres_sessions import (
     request,
     settlements,
 )
-from windlass.model.task import Leadership, Outcome
+from windlass.model.task import Leadership, Outcome, TaskState
 from windlass.store.postgres import claiming
 from windlass.store.postgres.cursors import Key
 from windlass.store.postgres.store import PostgresStore
@@ -231,8 +231,8 @@ async def test_two_claims_at_once_share_a_lane_without_waiting(
 # Lanes that rest
 
 
-LISTED = "SELECT count(*) FROM windlass.lane WHERE retired_at IS NULL"
-RETIRED = "SELECT count(*) FROM windlass.lane WHERE retired_at IS NOT NULL"
+LISTED = "SELECT count(*) FROM windlass.lane"
+RESTING = "SELECT count(*) FROM windlass.resting_lane"
 
 
 async def tidy_hours_later(store: PostgresStore, sessions: Sessions, hours: int = 2) -> None:
@@ -255,7 +255,6 @@ async def test_an_empty_lane_is_retired_and_the_next_task_lists_it_again(
     assert await granted(store) == again
     await store.tidy(leadership=Leadership(WORKER, 1))
     assert await sessions.watcher.fetchval(LISTED) == 1
-    assert await sessions.watcher.fetchval(RETIRED) == 0
 
 
 async def test_a_lane_with_a_task_and_a_lane_that_is_new_are_not_retired(
@@ -268,7 +267,7 @@ async def test_a_lane_with_a_task_and_a_lane_that_is_new_are_not_retired(
 
     await store.tidy(leadership=await lead(store))
 
-    assert await sessions.watcher.fetchval(RETIRED) == 0
+    assert await sessions.watcher.fetchval(RESTING) == 0
     assert await granted(store, of="old") == waiting
 
 
@@ -326,6 +325,35 @@ async def test_a_task_whose_time_comes_lists_its_lane_again(
     assert await store.promote(10) == 1
 
     assert await granted(store) == later
+
+
+async def test_a_scheduled_task_of_a_lane_that_rests_is_counted_in_its_queue(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, delay=3 * 3600.0)
+    await tidy_hours_later(store, sessions)
+    assert await sessions.watcher.fetchval(LISTED) == 0
+
+    (queue,) = await store.queues()
+
+    assert queue.counts == {TaskState.SCHEDULED: 1}
+
+
+async def test_a_lane_that_somebody_holds_keeps_nobody_from_tidying(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, type="held")
+    await add(store, type="free")
+    for of in ("held", "free"):
+        await granted(store, of=of)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.lane WHERE type = 'held' FOR UPDATE")
+
+    async with asyncio.timeout(AT_ONCE):
+        await tidy_hours_later(store, sessions)
+
+    rows = await sessions.watcher.fetch("SELECT type FROM windlass.lane")
+    assert [row["type"] for row in rows] == ["held"]
 
 
 async def test_a_reader_forgets_a_lane_that_rests(store: PostgresStore, sessions: Sessions) -> None:

@@ -57,7 +57,7 @@ class LeadVerbs(OperateVerbs):
         async with self._led(leadership) as connection:
             came_back = await connection.fetch(self._sql.statement("list_returned_cancellations"))
             dropped = await connection.execute(self._sql.statement("drop_answered_cancellations"))
-            retired = await connection.execute(
+            retired: int = await connection.fetchval(
                 self._sql.statement("retire_lanes"), RETIRE_LANES_AFTER
             )
             listed: int = await connection.fetchval(self._sql.statement("relist_busy_lanes"))
@@ -65,7 +65,8 @@ class LeadVerbs(OperateVerbs):
             late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
         for task_id, reason in came_back:
             await self.cancel(task_id, reason)
-        return len(came_back) + listed + sum(map(_row_count, (dropped, retired, doubles, late)))
+        rows = sum(map(_row_count, (dropped, doubles, late)))
+        return len(came_back) + retired + listed + rows
 
     async def prepare_history(self, *, leadership: Leadership) -> int:
         async with self._led(leadership):

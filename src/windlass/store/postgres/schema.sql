@@ -49,9 +49,7 @@ FROM (
         u.queue, u.type, u.priority, u.kind
     FROM unnest(queues, types, priorities, kinds) AS u (queue, type, priority, kind)
 ) k
-WHERE NOT EXISTS (
-    SELECT FROM windlass.lane l WHERE l.lane = k.lane AND l.retired_at IS NULL
-)
+WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane)
 $$;
 
 CREATE FUNCTION windlass.assert_leader(claimant uuid, claimed_term bigint) RETURNS void
@@ -190,7 +188,6 @@ BEGIN
             SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
             FROM windlass.lane k
             WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
-                AND k.retired_at IS NULL
                 AND NOT EXISTS (
                     SELECT FROM windlass.queue q
                     WHERE q.name = k.queue AND q.paused_at IS NOT NULL
@@ -583,17 +580,34 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.relist_busy_lanes() RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+BEGIN
+    RETURN windlass.relist_lanes(ARRAY(
+        SELECT s.lane
+        FROM windlass.resting_lane s
+        CROSS JOIN LATERAL (
+            SELECT FROM windlass.ready r WHERE r.lane = s.lane ORDER BY r.x, r.n LIMIT 1
+        ) b
+        WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[s.lane]))
+    ));
+END
+$$;
+
 CREATE FUNCTION windlass.relist_lanes(lanes bigint[]) RETURNS integer
     LANGUAGE sql
     AS $$
 WITH listed AS (
     INSERT INTO windlass.lane (lane, queue, type, priority, kind)
-    SELECT DISTINCT l.lane, l.queue, l.type, l.priority, l.kind
-    FROM windlass.lane l
-    WHERE l.lane = ANY (lanes) AND l.retired_at IS NOT NULL
-        AND NOT EXISTS (
-            SELECT FROM windlass.lane k WHERE k.lane = l.lane AND k.retired_at IS NULL
-        )
+    SELECT r.lane, r.queue, r.type, r.priority, r.kind
+    FROM windlass.resting_lane r
+    WHERE r.lane = ANY (lanes)
+        AND NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = r.lane)
     RETURNING lane
 )
 SELECT count(*)::integer FROM listed
@@ -704,7 +718,6 @@ BEGIN
             WHERE NOT EXISTS (
                 SELECT FROM windlass.lane l
                 WHERE l.lane = windlass.lane_number(b.queue, b.type, b.priority, b.kind)
-                    AND l.retired_at IS NULL
             )
         ), noted AS (
             INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
@@ -750,6 +763,38 @@ BEGIN
         PERFORM windlass.wake(false);
     END IF;
     RETURN NEXT;
+END
+$$;
+
+CREATE FUNCTION windlass.retire_lanes(listed_for interval) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    AS $$
+DECLARE
+    retired integer;
+BEGIN
+    WITH empty AS MATERIALIZED (
+        SELECT l.ctid AS place
+        FROM windlass.lane l
+        WHERE l.listed_at <= windlass.clock() - listed_for
+            AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.lane = ANY (ARRAY[l.lane]))
+        FOR UPDATE OF l SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.lane l
+        USING empty e
+        WHERE l.ctid = e.place
+        RETURNING l.lane, l.queue, l.type, l.priority, l.kind
+    ), resting AS (
+        INSERT INTO windlass.resting_lane (lane, queue, type, priority, kind)
+        SELECT g.lane, g.queue, g.type, g.priority, g.kind
+        FROM gone g
+        ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) INTO retired FROM gone;
+    RETURN retired;
 END
 $$;
 
@@ -989,7 +1034,6 @@ BEGIN
                 WHERE NOT EXISTS (
                     SELECT FROM windlass.lane l
                     WHERE l.lane = windlass.lane_number(r.queue, r.type, r.priority, r.kind)
-                        AND l.retired_at IS NULL
                 )
             ), noted AS (
                 INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
@@ -1213,7 +1257,6 @@ CREATE TABLE windlass.lane (
     priority smallint NOT NULL,
     kind smallint NOT NULL,
     listed_at timestamp with time zone DEFAULT windlass.clock() NOT NULL,
-    retired_at timestamp with time zone,
     CONSTRAINT lane_kind_check CHECK (((kind >= 0) AND (kind <= 2)))
 );
 
@@ -1253,6 +1296,14 @@ ALTER TABLE windlass.ready ALTER COLUMN n ADD GENERATED ALWAYS AS IDENTITY (
     NO MINVALUE
     NO MAXVALUE
     CACHE 100
+);
+
+CREATE TABLE windlass.resting_lane (
+    lane bigint NOT NULL,
+    queue text NOT NULL,
+    type text NOT NULL,
+    priority smallint NOT NULL,
+    kind smallint NOT NULL
 );
 
 CREATE TABLE windlass.running (
@@ -1460,6 +1511,9 @@ ALTER TABLE ONLY windlass.migration
 ALTER TABLE ONLY windlass.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY windlass.resting_lane
+    ADD CONSTRAINT resting_lane_pkey PRIMARY KEY (lane);
+
 ALTER TABLE ONLY windlass.running
     ADD CONSTRAINT running_pkey PRIMARY KEY (task_id);
 
@@ -1480,9 +1534,9 @@ ALTER TABLE ONLY windlass.worker_pulse
 
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
-CREATE INDEX lane_listed ON windlass.lane USING btree (type) WHERE (retired_at IS NULL);
-
 CREATE INDEX lane_number ON windlass.lane USING btree (lane);
+
+CREATE INDEX lane_type ON windlass.lane USING btree (type);
 
 CREATE INDEX ready_order ON windlass.ready USING btree (lane, x, n);
 

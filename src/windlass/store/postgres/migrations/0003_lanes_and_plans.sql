@@ -4,48 +4,88 @@
 -- since. Then a join on `=` may be made by walking a whole index. A join on `= ANY (ARRAY[…])`
 -- means the same, and can only be made by searching the index for one row after the other.
 
--- A lane that has been empty for long is retired: claims pass it by. An enqueue that does not see
--- a listed row adds one; a task that came in past that is found by the leader (relist_lanes).
-ALTER TABLE windlass.lane
-    ADD COLUMN listed_at timestamptz NOT NULL DEFAULT now(),
-    ADD COLUMN retired_at timestamptz;
+-- A lane that has been empty for long rests: claims do not know it. An enqueue that does not see its
+-- lane lists it; a task that came in past that is found by the leader (relist_busy_lanes).
+ALTER TABLE windlass.lane ADD COLUMN listed_at timestamptz NOT NULL DEFAULT now();
 ALTER TABLE windlass.lane ALTER COLUMN listed_at SET DEFAULT windlass.clock();
-CREATE INDEX lane_listed ON windlass.lane (type) WHERE retired_at IS NULL;
+CREATE INDEX lane_type ON windlass.lane (type);
 
--- List these lanes again if they are retired. Adds rows and waits for nobody.
+-- What every lane that ever rested is made of, also of those that are listed again.
+CREATE TABLE windlass.resting_lane (
+    lane bigint PRIMARY KEY,
+    queue text NOT NULL,
+    type text NOT NULL,
+    priority smallint NOT NULL,
+    kind smallint NOT NULL
+);
+
+-- retire_lanes: let those rest that were listed so long ago and are empty. Skips what is held.
+CREATE FUNCTION windlass.retire_lanes(listed_for interval) RETURNS integer
+LANGUAGE plpgsql
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+AS $$
+DECLARE
+    retired integer;
+BEGIN
+    WITH empty AS MATERIALIZED (
+        SELECT l.ctid AS place
+        FROM windlass.lane l
+        WHERE l.listed_at <= windlass.clock() - listed_for
+            AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.lane = ANY (ARRAY[l.lane]))
+        FOR UPDATE OF l SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.lane l
+        USING empty e
+        WHERE l.ctid = e.place
+        RETURNING l.lane, l.queue, l.type, l.priority, l.kind
+    ), resting AS (
+        INSERT INTO windlass.resting_lane (lane, queue, type, priority, kind)
+        SELECT g.lane, g.queue, g.type, g.priority, g.kind
+        FROM gone g
+        ON CONFLICT DO NOTHING
+    )
+    SELECT count(*) INTO retired FROM gone;
+    RETURN retired;
+END
+$$;
+
+-- relist_lanes: list those of these lanes that rest. Adds rows and waits for nobody.
 CREATE FUNCTION windlass.relist_lanes(lanes bigint[]) RETURNS integer
 LANGUAGE sql
 AS $$
 WITH listed AS (
     INSERT INTO windlass.lane (lane, queue, type, priority, kind)
-    SELECT DISTINCT l.lane, l.queue, l.type, l.priority, l.kind
-    FROM windlass.lane l
-    WHERE l.lane = ANY (lanes) AND l.retired_at IS NOT NULL
-        AND NOT EXISTS (
-            SELECT FROM windlass.lane k WHERE k.lane = l.lane AND k.retired_at IS NULL
-        )
+    SELECT r.lane, r.queue, r.type, r.priority, r.kind
+    FROM windlass.resting_lane r
+    WHERE r.lane = ANY (lanes)
+        AND NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = r.lane)
     RETURNING lane
 )
 SELECT count(*)::integer FROM listed
 $$;
 
--- The lanes of these tasks, where nobody has listed them yet.
-CREATE OR REPLACE FUNCTION windlass.add_lanes(
-    queues text[], types text[], priorities smallint[], kinds smallint[]
-) RETURNS void
-LANGUAGE sql
+-- relist_busy_lanes: list the resting lanes that hold tasks: somebody counted on them while they
+-- were being retired.
+CREATE FUNCTION windlass.relist_busy_lanes() RETURNS integer
+LANGUAGE plpgsql
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
 AS $$
-INSERT INTO windlass.lane (lane, queue, type, priority, kind)
-SELECT k.lane, k.queue, k.type, k.priority, k.kind
-FROM (
-    SELECT DISTINCT
-        windlass.lane_number(u.queue, u.type, u.priority, u.kind) AS lane,
-        u.queue, u.type, u.priority, u.kind
-    FROM unnest(queues, types, priorities, kinds) AS u (queue, type, priority, kind)
-) k
-WHERE NOT EXISTS (
-    SELECT FROM windlass.lane l WHERE l.lane = k.lane AND l.retired_at IS NULL
-)
+BEGIN
+    RETURN windlass.relist_lanes(ARRAY(
+        SELECT s.lane
+        FROM windlass.resting_lane s
+        CROSS JOIN LATERAL (
+            SELECT FROM windlass.ready r WHERE r.lane = s.lane ORDER BY r.x, r.n LIMIT 1
+        ) b
+        WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[s.lane]))
+    ));
+END
 $$;
 
 -- claim_tasks: grant up to `wanted` ready tasks under one lease.
@@ -104,7 +144,6 @@ BEGIN
             SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
             FROM windlass.lane k
             WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
-                AND k.retired_at IS NULL
                 AND NOT EXISTS (
                     SELECT FROM windlass.queue q
                     WHERE q.name = k.queue AND q.paused_at IS NOT NULL
@@ -483,7 +522,6 @@ BEGIN
                 WHERE NOT EXISTS (
                     SELECT FROM windlass.lane l
                     WHERE l.lane = windlass.lane_number(r.queue, r.type, r.priority, r.kind)
-                        AND l.retired_at IS NULL
                 )
             ), noted AS (
                 INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
@@ -644,7 +682,6 @@ BEGIN
             WHERE NOT EXISTS (
                 SELECT FROM windlass.lane l
                 WHERE l.lane = windlass.lane_number(b.queue, b.type, b.priority, b.kind)
-                    AND l.retired_at IS NULL
             )
         ), noted AS (
             INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)

@@ -2,7 +2,11 @@
 -- $1 types, $2 queues (NULL: all)
 SELECT EXISTS (
     SELECT
-    FROM windlass.lane l
+    FROM (
+        SELECT queue, type, lane FROM windlass.lane
+        UNION ALL
+        SELECT queue, type, lane FROM windlass.resting_lane
+    ) l
     WHERE l.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR l.queue = ANY ($2))
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL

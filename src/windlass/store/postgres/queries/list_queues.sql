@@ -1,13 +1,17 @@
 -- list_queues: queues with live tasks or a pause, with how many tasks are where.
-WITH waiting AS (
+WITH lanes AS (
+    SELECT lane, queue FROM windlass.lane
+    UNION
+    SELECT lane, queue FROM windlass.resting_lane
+), waiting AS (
     SELECT l.queue, 'pending' AS status, count(*) AS tasks, min(r.ready_at) AS oldest
     FROM windlass.ready r
-    JOIN (SELECT DISTINCT lane, queue FROM windlass.lane) l ON l.lane = r.lane
+    JOIN lanes l ON l.lane = r.lane
     GROUP BY l.queue
     UNION ALL
     SELECT l.queue, 'scheduled', count(*), NULL
     FROM windlass.scheduled s
-    JOIN (SELECT DISTINCT lane, queue FROM windlass.lane) l ON l.lane = s.lane
+    JOIN lanes l ON l.lane = s.lane
     GROUP BY l.queue
     UNION ALL
     SELECT t.queue, CASE WHEN r.task_id IS NULL THEN 'claimed' ELSE 'running' END, count(*), NULL

@@ -1,7 +1,2 @@
--- relist_busy_lanes: list the retired lanes again that hold tasks; returns how many.
-SELECT windlass.relist_lanes(ARRAY(
-    SELECT l.lane
-    FROM windlass.lane l
-    WHERE l.retired_at IS NOT NULL
-        AND EXISTS (SELECT FROM windlass.ready r WHERE r.lane = l.lane)
-))
+-- relist_busy_lanes: list resting lanes that hold tasks again; returns how many.
+SELECT windlass.relist_busy_lanes()

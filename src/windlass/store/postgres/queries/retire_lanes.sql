@@ -1,7 +1,2 @@
--- retire_lanes: let claims pass by the lanes that were listed long ago and are empty now.
--- An enqueue under way may count on such a lane: relist_busy_lanes finds what it added.
--- $1 listed for at least so long
-UPDATE windlass.lane l
-SET retired_at = windlass.clock()
-WHERE l.retired_at IS NULL AND l.listed_at <= windlass.clock() - $1::interval
-    AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.lane = l.lane)
+-- retire_lanes: let old lanes that are empty rest; returns how many. $1 listed for so long
+SELECT windlass.retire_lanes($1)
