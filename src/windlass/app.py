@@ -338,7 +338,7 @@ class App(TaskSet):
                 pool_size=settings.pool_size,
                 auto_migrate=settings.auto_migrate,
                 pooler=settings.pooler,
-                patience=timedelta(seconds=settings.lease / 3),
+                patience=timedelta(seconds=min(1.0, settings.lease / 3)),
                 retention=self._retention(),
             )
         )

@@ -90,9 +90,10 @@ class Probe:
     async def execute(self, text: str, *arguments: Any) -> None:
         await self.fetch(text, *arguments)
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator["Probe"]:
-        yield self
+    async def acquire(self) -> "Probe":
+        return self
+
+    async def release(self, connection: "Probe", *, timeout: float) -> None: ...  # noqa: ASYNC109
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
@@ -66,13 +65,11 @@ class _OneSession:
 
     def __init__(self, connection: asyncpg.Connection) -> None:
         self._connection = connection
-        self.fetch = connection.fetch
-        self.fetchval = connection.fetchval
-        self.execute = connection.execute
 
-    @asynccontextmanager
-    async def acquire(self) -> AsyncIterator[asyncpg.Connection]:
-        yield self._connection
+    async def acquire(self) -> asyncpg.Connection:
+        return self._connection
+
+    async def release(self, connection: asyncpg.Connection, *, timeout: float) -> None: ...  # noqa: ASYNC109
 
     async def close(self) -> None:
         """The connection belongs to the test."""

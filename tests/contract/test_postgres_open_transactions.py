@@ -106,6 +106,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
         settlements(s.claims[0], Outcome.COMPLETED, reported=True)
         + settlements(s.claims[1], Outcome.RETRIED)
     ),
+    "held": lambda s: s.store.held(settlements(s.claims[0], Outcome.COMPLETED)),
     "deregister": lambda s: s.store.deregister(WORKER),
     "retry": lambda s: s.store.retry(s.buried[0]),
     "pause": lambda s: s.store.pause("default"),

@@ -134,6 +134,32 @@ async def test_a_settlement_that_may_not_wait_any_longer_does_nothing_by_halves(
     assert await sessions.watcher.fetchval("SELECT count(*) FROM windlass.claim") == 0
 
 
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT FROM windlass.task WHERE id = $1 FOR UPDATE", [True, False]),
+        ("SELECT FROM windlass.task WHERE id = $1 FOR SHARE", [True, False]),
+        ("SELECT FROM windlass.claim WHERE $1::uuid IS NOT NULL FOR UPDATE", [True, True]),
+        ("SELECT FROM windlass.ready WHERE task_id = $1 FOR UPDATE", [False, False]),
+    ],
+)
+async def test_what_a_settlement_would_wait_for_is_told_without_waiting(
+    store: PostgresStore, sessions: Sessions, statement: str, expected: list[bool]
+) -> None:
+    await add(store, 2)
+    held = settlements(await claim(store), Outcome.COMPLETED)
+    user = await sessions.begin()
+    await user.connection.execute(statement, held[0].task_id)
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.held(held) == expected
+    await user.rollback()
+
+    assert await store.held(held) == [False, False]
+    assert await store.settle(held) == [Answer.APPLIED, Answer.APPLIED]
+    assert await store.held(held) == [False, False]
+
+
 # Pulse
 
 

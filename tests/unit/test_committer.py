@@ -9,6 +9,7 @@ import pytest
 
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement
+from windlass.runtime import committer as committer_module
 from windlass.runtime.committer import LARGEST_BATCH, Committer, Done
 from windlass.runtime.job import Job
 from windlass.telemetry import subscribe
@@ -44,8 +45,6 @@ class FakeStore:
             raise StoreUnavailable("gone")
         ids = {one.task_id for one in settlements}
         if self.busy & ids:
-            if len(settlements) == 1:
-                self.busy -= ids
             raise StoreBusy("held")
         if self.hopeless & ids:
             raise ValueError("cannot be stored at all")
@@ -53,6 +52,9 @@ class FakeStore:
             raise ValueError("cannot be stored")
         self.batches.append(list(settlements))
         return [Answer.LOST if one.task_id in self.lost else Answer.APPLIED for one in settlements]
+
+    async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return [one.task_id in self.busy for one in settlements]
 
     def written(self) -> dict[UUID, Outcome]:
         return {one.task_id: one.outcome for batch in self.batches for one in batch}
@@ -94,14 +96,27 @@ async def test_no_batch_is_larger_than_the_largest_and_none_is_left_out(bench: B
     assert [len(batch) for batch in bench.store.batches] == [LARGEST_BATCH, 1]
 
 
-async def test_one_that_somebody_holds_does_not_stop_the_others(bench: Bench) -> None:
-    bench.store.busy = {UUID(int=3)}
-    for number in range(1, 9):
-        bench.committer.add(done(number))
-    bench.committer.close()
-    await bench.committer.run()
+async def test_what_somebody_holds_is_tried_again_beside_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer_module, "HELD_AGAIN_AFTER", 0.0)
+    bench.store.busy = {UUID(int=3), UUID(int=5)}
+    running = asyncio.create_task(bench.committer.run())
 
-    assert len(bench.store.written()) == 8
+    for turn in (1, 2):  # for as long as they are held
+        numbers = range(10 * turn, 10 * turn + 8) if turn > 1 else range(1, 9)
+        for number in numbers:
+            bench.committer.add(done(number))
+        free = {UUID(int=number) for number in numbers} - bench.store.busy
+        async with asyncio.timeout(10):
+            while not free <= bench.store.written().keys():
+                await asyncio.sleep(0)
+    bench.store.busy.clear()
+    bench.committer.close()
+    await running
+
+    assert len(bench.store.written()) == 16
+    assert len(bench.settled) == 16
 
 
 async def test_an_outage_is_waited_for(bench: Bench) -> None:

@@ -277,3 +277,13 @@ async def test_a_fault_of_the_executor_fails_the_task_and_costs_no_slot(
     await worker._until_nothing_runs()
 
     assert waiting_to_be_written(worker) == [Outcome.RETRIED] * 2
+
+
+async def test_a_lease_is_trusted_from_the_moment_it_was_asked_for(make: Make) -> None:
+    worker = await make(lease=30).worker()
+    asked_at = time.monotonic() - 20
+
+    worker.hold(claim(1), asked_at)
+
+    assert worker._leases.expired(asked_at + 26) == []
+    assert worker._leases.expired(asked_at + 28) == [TOKEN]

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 from uuid import UUID
 
-from windlass.model.errors import ConfigurationError, TaskNotFound, WindlassError
+from windlass.model.errors import ConfigurationError, StoreUnavailable, TaskNotFound
 from windlass.model.task import Ended
 from windlass.store.port import ReadStore
 
@@ -61,7 +61,9 @@ class ResultWaiter:
             self._came.clear()
             try:
                 ended, unknown = await self._store.ended(asked)
-            except WindlassError as error:
+            except StoreUnavailable:
+                ended, unknown = [], []  # looking again does no harm; who waits says for how long
+            except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
                 self._fail(error)
                 return
             for one in ended:
@@ -80,7 +82,7 @@ class ResultWaiter:
                 async with asyncio.timeout_at(due):
                     await self._came.wait()
 
-    def _resolve(self, task_id: UUID, answer: Ended | WindlassError) -> None:
+    def _resolve(self, task_id: UUID, answer: Ended | Exception) -> None:
         for future in self._waiting.pop(task_id, []):
             if future.done():
                 continue
@@ -89,6 +91,6 @@ class ResultWaiter:
             else:
                 future.set_exception(answer)
 
-    def _fail(self, error: WindlassError) -> None:
+    def _fail(self, error: Exception) -> None:
         for task_id in list(self._waiting):
             self._resolve(task_id, error)

@@ -93,8 +93,12 @@ class Client:
 
     async def result(self, task_id: UUID, limit: float | timedelta | None) -> Any:
         """Wait for the end of a task and return what its handler returned."""
-        async with asyncio.timeout(None if limit is None else checked_seconds("timeout", limit)):
-            ended = await self._waiter.wait(task_id)
+        seconds = None if limit is None else checked_seconds("timeout", limit)
+        try:
+            async with asyncio.timeout(seconds):
+                ended = await self._waiter.wait(task_id)
+        except TimeoutError as error:
+            raise TimeoutError(f"task {task_id} has not ended within {seconds:g} s") from error
         match ended.status:
             case TaskState.COMPLETED:
                 return None if ended.result is None else decode_json(ended.result)

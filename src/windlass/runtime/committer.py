@@ -15,6 +15,7 @@ from windlass.telemetry import emit
 LARGEST_BATCH = 500
 SHORTEST_BACKOFF = 0.05  # seconds
 LONGEST_BACKOFF = 2.0
+HELD_AGAIN_AFTER = 1.0
 
 
 class Done(NamedTuple):
@@ -33,6 +34,7 @@ class Committer:
         self._waiting: list[Done] = []
         self._arrived = asyncio.Event()
         self._closing = False
+        self._aside: set[asyncio.Task[None]] = set()
 
     def add(self, done: Done) -> None:
         """Hand over the end of an attempt."""
@@ -43,8 +45,11 @@ class Committer:
         """Commit until closed and everything is written."""
         while True:
             if not self._waiting:
-                if self._closing:
+                if self._closing and not self._aside:
                     return
+                if self._closing:
+                    await asyncio.wait(self._aside)
+                    continue
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
@@ -63,10 +68,9 @@ class Committer:
             try:
                 answers = await self._store.settle([done.settlement for done in batch])
             except StoreBusy as error:
-                # Somebody's transaction holds one of them: let the others pass.
                 emit("settlement.delayed", tasks=len(batch), error=str(error))
-                if len(batch) > 1:
-                    await self._halves(batch)
+                batch = await self._without_held(batch)
+                if not batch:
                     return
             except StoreUnavailable as error:
                 emit("store.unavailable", doing="settle", error=str(error))
@@ -79,6 +83,22 @@ class Committer:
                 return
             await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             backoff = min(2 * backoff, LONGEST_BACKOFF)
+
+    async def _without_held(self, batch: Sequence[Done]) -> Sequence[Done]:
+        """Set aside what somebody's transaction holds, however long it may; return the others."""
+        try:
+            held = await self._store.held([done.settlement for done in batch])
+        except StoreUnavailable:
+            return batch  # told when it is tried again
+        if aside := [done for done, is_held in zip(batch, held, strict=True) if is_held]:
+            task = asyncio.create_task(self._commit_later(aside), name="windlass-held")
+            self._aside.add(task)
+            task.add_done_callback(self._aside.discard)
+        return [done for done, is_held in zip(batch, held, strict=True) if not is_held]
+
+    async def _commit_later(self, batch: Sequence[Done]) -> None:
+        await asyncio.sleep(HELD_AGAIN_AFTER)
+        await self._commit(batch)
 
     async def _halves(self, batch: Sequence[Done]) -> None:
         middle = len(batch) // 2

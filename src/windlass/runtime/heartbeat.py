@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
@@ -78,7 +79,8 @@ class Heartbeat:
         self._lost = lost  # called in the heart's thread
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._stopping = False
         self._ready = threading.Event()
 
     async def start(self) -> None:
@@ -88,23 +90,28 @@ class Heartbeat:
 
     async def stop(self) -> None:
         """Stop beating and give the connection back."""
-        if self._loop is not None and self._stop is not None:
-            self._loop.call_soon_threadsafe(self._stop.set)
+        self._stopping = True
+        if self._loop is not None and self._beating is not None:
+            # A beat under way is given up: a store that does not answer must not hold up the end.
+            with suppress(RuntimeError):  # the loop is closed: it has stopped by itself
+                self._loop.call_soon_threadsafe(self._beating.cancel)
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        asyncio.run(self._beat_until_stopped())
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._beat_until_stopped())
 
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
+        self._beating = asyncio.current_task()
         self._ready.set()
         store = self._store.beside()
         pause = self._every
         is_open = False
         watching = asyncio.create_task(self._watch_expiry())
         try:
-            while not await _within(self._stop, pause):
+            while not self._stopping:
+                await asyncio.sleep(pause)
                 try:
                     if not is_open:
                         await store.open()
@@ -139,12 +146,3 @@ class Heartbeat:
             await asyncio.sleep(self._lease.total_seconds() * MARGIN / 2)
             if expired := self._leases.expired(time.monotonic()):
                 self._lost(expired)
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

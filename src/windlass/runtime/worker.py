@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -32,6 +33,7 @@ MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing i
 LOOK_AT_BUFFER_EVERY = 0.2  # seconds
 BUFFER_AHEAD = 0.2  # seconds of work, at the present rate, that may wait in the buffer
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
+LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
 
 class Companion(Protocol):
@@ -160,8 +162,10 @@ class Worker:
             self._committer.close()
             await self._flush(committing)
             stop_services.set()
-            for task in (fetching, leading, *services):
-                await task
+            # On a database that does not answer none of them ends by itself.
+            ended, _ = await asyncio.wait([fetching, leading, *services], timeout=LEAVE_WITHIN)
+            for task in ended:
+                task.result()
         finally:
             for task in (fetching, committing, leading, *services):
                 task.cancel()
@@ -220,15 +224,16 @@ class Worker:
     async def _finish_or_release(self, fetching: asyncio.Task[None]) -> None:
         """Give back what has not begun, wait for what has, and at the deadline give it back too."""
         self._draining = True
-        await first_of(asyncio.shield(fetching), self._insisting.wait())
+        deadline = asyncio.get_running_loop().time() + self._options.shutdown_timeout
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await first_of(asyncio.shield(fetching), self._insisting.wait())
         for job in list(self._waiting):
             self._end(job, Released())
         self._waiting.clear()
-        try:
-            async with asyncio.timeout(self._options.shutdown_timeout):
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
                 await first_of(self._until_nothing_runs(), self._insisting.wait())
-        except TimeoutError:
-            pass
         for job in list(self._running):
             job.stop(Halt.RELEASED)
         try:
@@ -247,9 +252,11 @@ class Worker:
 
     async def _leave(self) -> None:
         try:
-            await self._store.deregister(self._options.info.id)
-        except StoreUnavailable as error:
-            emit("store.unavailable", doing="deregister", error=str(error))
+            async with asyncio.timeout(LEAVE_WITHIN):
+                await self._store.deregister(self._options.info.id)
+        except (StoreUnavailable, TimeoutError) as error:
+            said = str(error) or type(error).__name__
+            emit("store.unavailable", doing="deregister", error=said)
         for hook in self._options.on_shutdown:
             await _call(hook)
         emit("worker.stopped", worker_id=self._options.info.id)

@@ -87,6 +87,9 @@ class SettleStore(Protocol):
         its cancellation was asked for ends as cancelled.
         """
 
+    async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Say which of these somebody else's transaction holds, so that the others need not wait."""
+
 
 class PulseStore(Protocol):
     """What the heartbeat needs."""

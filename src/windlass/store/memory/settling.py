@@ -35,6 +35,9 @@ class SettleVerbs(MemoryBase):
         answers = {place: self._settle(settlements[place], now) for place in order}
         return [answers[place] for place in range(len(settlements))]
 
+    async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
+        return [False] * len(settlements)
+
     def _settle(self, settlement: Settlement, now: datetime) -> Answer:
         fence = Fence(settlement.token, settlement.task_id, settlement.generation)
         task = self._held(fence)

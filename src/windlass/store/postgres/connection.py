@@ -64,7 +64,12 @@ def translated() -> Iterator[None]:
                 "nothing was written"
             ) from error
         raise
-    except (OSError, asyncpg.InterfaceError, asyncio.IncompleteReadError) as error:
+    except (
+        OSError,
+        asyncpg.InterfaceError,
+        asyncpg.InternalClientError,  # the server ended the session and the driver has not seen it yet
+        asyncio.IncompleteReadError,
+    ) as error:
         raise StoreUnavailable(
             f"the database cannot be reached: {type(error).__name__}: {error}"
         ) from error

@@ -45,6 +45,11 @@ class SettleVerbs(PostgresBase):
             answers[order[place]] = Answer.ALREADY if before else Answer.LOST
         return answers
 
+    async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
+        tokens, ids = [one.token for one in settlements], [one.task_id for one in settlements]
+        rows = await self._run.fetch("find_held", tokens, ids)
+        return [row["held"] for row in rows]
+
     async def register(self, worker: WorkerInfo, *, lease: timedelta) -> None:
         await self._run.execute(
             "register_worker",

@@ -1,7 +1,7 @@
 """Runs statement files by name on pooled connections."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -9,6 +9,8 @@ import asyncpg
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.connection import translated
 from windlass.store.sqlfiles import SqlFiles
+
+GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
 
 
 class Statements:
@@ -20,28 +22,35 @@ class Statements:
 
     async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
         """Run one statement as a transaction of its own and return its rows."""
-        with translated():
-            return list(await self._pool.fetch(self._sql.statement(name), *arguments))
+        async with self._connection() as connection:
+            return list(await connection.fetch(self._sql.statement(name), *arguments))
 
     async def fetchval(self, name: str, *arguments: Any) -> Any:
         """Run one statement as a transaction of its own and return its first value."""
-        with translated():
-            return await self._pool.fetchval(self._sql.statement(name), *arguments)
+        async with self._connection() as connection:
+            return await connection.fetchval(self._sql.statement(name), *arguments)
 
     async def execute(self, name: str, *arguments: Any) -> None:
         """Run one statement as a transaction of its own."""
-        with translated():
-            await self._pool.execute(self._sql.statement(name), *arguments)
+        async with self._connection() as connection:
+            await connection.execute(self._sql.statement(name), *arguments)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.Connection]:
         """Open a transaction for several statements."""
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                yield connection
+        async with self._connection() as connection, connection.transaction():
+            yield connection
 
-    @property
-    def _pool(self) -> asyncpg.Pool:
-        if self.pool is None:
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        """Lend a connection; one whose server does not answer to a cancellation is given up."""
+        pool = self.pool
+        if pool is None:
             raise StoreUnavailable("the store is not open")
-        return self.pool
+        with translated():
+            connection = await pool.acquire()
+            try:
+                yield connection
+            finally:
+                with suppress(TimeoutError):  # then it is closed, and what was raised goes on
+                    await pool.release(connection, timeout=GIVE_UP_AFTER)
