@@ -9,6 +9,7 @@ import pytest
 
 from windlass.client import results
 from windlass.client.results import ResultWaiter
+from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Ended, TaskState
 
 FIRST, SECOND, THIRD = (UUID(int=number) for number in (1, 2, 3))
@@ -20,10 +21,13 @@ class Looked:
     def __init__(self) -> None:
         self.done: set[UUID] = set()
         self.asked: list[set[UUID]] = []
+        self.errors: list[Exception] = []
 
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
         self.asked.append(set(task_ids))
         await asyncio.sleep(0)
+        if self.errors:
+            raise self.errors.pop()
         found = [one for one in task_ids if one in self.done]
         return [Ended(one, TaskState.COMPLETED, None, None) for one in found], []
 
@@ -99,3 +103,28 @@ async def test_many_are_looked_for_at_once(store: Looked, waiter: ResultWaiter) 
 
     assert store.asked == [{FIRST, SECOND, THIRD}]
     await waiter.close()
+
+
+async def test_an_outage_is_waited_for(
+    store: Looked, waiter: ResultWaiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FIRST_LOOK", 0.001)
+    monkeypatch.setattr(results, "LONGEST_LOOK", 0.001)
+    store.errors = [StoreUnavailable("gone"), StoreUnavailable("gone")]
+    store.done = {FIRST}
+
+    async with asyncio.timeout(10):
+        assert (await ResultWaiter(cast("Any", store)).wait(FIRST)).id == FIRST
+
+    assert store.errors == []
+
+
+async def test_an_error_of_any_other_kind_is_told_to_all_who_wait(
+    store: Looked, waiter: ResultWaiter
+) -> None:
+    store.errors = [RuntimeError("no such table")]
+
+    async with asyncio.timeout(10):
+        told = await asyncio.gather(waiter.wait(FIRST), waiter.wait(SECOND), return_exceptions=True)
+
+    assert [str(error) for error in told] == ["no such table"] * 2
