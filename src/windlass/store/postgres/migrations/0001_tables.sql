@@ -63,7 +63,7 @@ CREATE TABLE windlass.scheduled (
     generation integer NOT NULL,
     due timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
-CREATE INDEX scheduled_due ON windlass.scheduled (due, task_id);
+CREATE INDEX scheduled_due ON windlass.scheduled (due);
 
 -- The list of lanes. No unique constraint: it would make an enqueue into a new lane wait for
 -- an uncommitted twin. An enqueue that does not see its lane adds it; the leader drops doubles.
@@ -83,7 +83,7 @@ CREATE TABLE windlass.claim (
     worker_id uuid NOT NULL,
     claimed_at timestamptz NOT NULL,
     expires_at timestamptz NOT NULL,
-    remaining integer NOT NULL CHECK (remaining >= 0)
+    remaining integer NOT NULL CHECK (remaining > 0)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
 -- What a claim holds: written once, never updated.

@@ -1,9 +1,7 @@
 -- The verbs that need several statements in one round trip. In READ COMMITTED each statement of
 -- a function sees what was committed before it began, so a decision that follows a lock wait is
 -- taken by a statement of its own. Lock order: claim, then place, then task, each sorted.
--- Planner settings are pinned where a batch could tip a plan into reading a whole table. A table
--- that was analysed while it was empty is taken for one of a single row, whatever it holds since:
--- `= ANY` beside a join keeps even the plan made for that from reading more than the batch.
+-- Planner settings are pinned where a batch could tip a plan into reading a whole table.
 
 -- Errors: WL001 lease lost, WL002 idempotency conflict, WL003 wrong state, WL004 not the leader.
 
@@ -228,10 +226,10 @@ BEGIN
         LEFT JOIN LATERAL (
             SELECT r.ready_at
             FROM windlass.ready r
-            WHERE late <> '{}' AND r.lane = l.lane AND r.x = ANY (late)
+            WHERE r.lane = l.lane AND r.x = ANY (late)
             ORDER BY r.x, r.n
             LIMIT 1
-        ) o ON true
+        ) o ON late <> '{}'
         ORDER BY
             least(h.ready_at, o.ready_at) - l.priority * ageing,
             l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC
@@ -240,18 +238,16 @@ BEGIN
             suspects := suspects OR (head.kind = 2 AND head.ready_at IS NOT NULL);
             CONTINUE;
         END IF;
-        IF alone AND taken = 0 AND head.ready_at IS NOT NULL THEN
+        IF alone AND head.ready_at IS NOT NULL THEN
             -- Many suspects at once are an outage and no poison: no need for each to run by itself.
             IF (SELECT count(*) FROM (SELECT FROM windlass.ready r WHERE r.lane IN (
                     SELECT k.lane FROM windlass.lane k WHERE k.kind = 2) LIMIT 101) s) > 100 THEN
-                wanted := coalesce((
-                    SELECT greatest(1, wanted >> least(t.recoveries - 1, 20))
-                    FROM windlass.ready r
-                    JOIN windlass.task t ON t.id = r.task_id
-                    WHERE r.lane = head.lane
-                    ORDER BY r.x, r.n
-                    LIMIT 1
-                ), 1);
+                SELECT greatest(1, wanted >> least(t.recoveries - 1, 20)) INTO wanted
+                FROM windlass.ready r
+                JOIN windlass.task t ON t.id = r.task_id
+                WHERE r.lane = head.lane
+                ORDER BY r.x, r.n
+                LIMIT 1;
             ELSE
                 wanted := 1;
             END IF;
@@ -290,22 +286,20 @@ BEGIN
         ), gone AS (
             DELETE FROM windlass.ready r
             USING found f
-            WHERE r.ctid = f.place AND r.ctid = ANY (ARRAY(SELECT o.place FROM found o))
+            WHERE r.ctid = f.place
             RETURNING f.task_id, f.generation, f.x, f.n, f.late
         )
-        -- One order for all of them, so that it is sorted once.
         SELECT
             coalesce(array_agg(g.task_id ORDER BY g.late DESC, g.x, g.n), '{}') AS ids,
             coalesce(array_agg(g.generation ORDER BY g.late DESC, g.x, g.n), '{}') AS generations,
-            array_agg(g.x ORDER BY g.late DESC, g.x, g.n) AS xs,
-            array_agg(g.n ORDER BY g.late DESC, g.x, g.n) AS ns,
-            coalesce(bool_or(NOT g.late), false) AS in_order
+            (array_agg(g.x::text::bigint ORDER BY g.x DESC, g.n DESC) FILTER (WHERE NOT g.late))[1] AS x,
+            (array_agg(g.n ORDER BY g.x DESC, g.n DESC) FILTER (WHERE NOT g.late))[1] AS n
         INTO batch
         FROM gone g;
 
         all_lanes := all_lanes || head.lane;
-        all_x := all_x || CASE WHEN batch.in_order THEN batch.xs[cardinality(batch.xs)]::text::bigint END;
-        all_n := all_n || CASE WHEN batch.in_order THEN batch.ns[cardinality(batch.ns)] END;
+        all_x := all_x || batch.x;
+        all_n := all_n || batch.n;
         all_ends := all_ends || (cardinality(batch.ids) < wanted - taken);
         ids := ids || batch.ids;
         generations := generations || batch.generations;
@@ -325,13 +319,7 @@ BEGIN
         NULL::uuid, NULL::text, NULL::text, NULL::smallint, NULL::jsonb, NULL::smallint,
         NULL::smallint, NULL::integer, NULL::text,
         granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
-        -- What is later than two seconds is the leader's: from the beginning of the index every
-        -- promoted task that an old snapshot keeps would be walked over.
-        (
-            SELECT extract(epoch FROM min(s.due) - windlass.clock())
-            FROM windlass.scheduled s
-            WHERE s.due > (SELECT windlass.clock() - interval '2 seconds')
-        )::float8;
+        (SELECT extract(epoch FROM min(s.due) - windlass.clock()) FROM windlass.scheduled s)::float8;
     IF taken > 0 THEN
         RETURN QUERY SELECT
             t.id, t.type, t.queue, t.priority, t.payload, t.attempts,
@@ -339,7 +327,7 @@ BEGIN
             NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
             NULL::boolean[], NULL::boolean, NULL::float8
         FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
-        JOIN windlass.task t ON t.id = u.id AND t.id = ANY (ids)
+        JOIN windlass.task t ON t.id = u.id
         LEFT JOIN windlass.cancel_request q ON q.task_id = u.id
         ORDER BY u.ordinal;
     END IF;
@@ -347,8 +335,7 @@ END
 $$;
 
 -- start_tasks: report tasks as running. Returns those whose claim or generation is gone.
--- Holds claims FOR KEY SHARE: heartbeats go on, a rescue keeps away. Tasks are not locked, so that
--- no settlement waits for a report; one that it overtakes leaves a row that tidying removes.
+-- Holds claims FOR KEY SHARE: heartbeats go on, a rescue keeps away.
 CREATE FUNCTION windlass.start_tasks(
     tokens uuid[], task_ids uuid[], generations integer[], started_after float8[]
 ) RETURNS SETOF uuid
@@ -365,8 +352,7 @@ BEGIN
         INSERT INTO windlass.running AS r (task_id, generation, token, started_at)
         SELECT a.task_id, a.generation, a.token, a.at
         FROM asked a
-        JOIN windlass.task t
-            ON t.id = a.task_id AND t.generation = a.generation AND t.id = ANY (task_ids)
+        JOIN windlass.task t ON t.id = a.task_id AND t.generation = a.generation
         WHERE a.at IS NOT NULL
         ORDER BY a.task_id
         ON CONFLICT (task_id) DO UPDATE
@@ -394,16 +380,15 @@ WHERE a.task_id = ended_task
 $$;
 
 -- The day on which an ended task may go: not before its idempotency key is forgotten.
--- In UTC before the interval is added, so that no change to summer time moves it.
 CREATE FUNCTION windlass.drop_day(
     ended timestamptz, own_seconds integer, retention interval, key text, key_retention interval
 ) RETURNS date
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
-SELECT ((ended AT TIME ZONE 'UTC') + greatest(
+SELECT ((ended + greatest(
     coalesce(own_seconds * interval '1 second', retention),
     CASE WHEN key IS NOT NULL THEN key_retention ELSE interval '0' END
-))::date
+)) AT TIME ZONE 'UTC')::date
 $$;
 
 -- settle_tasks: apply what became of tasks whose claim and generation still hold.
@@ -471,7 +456,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = s.task_id AND t.generation = s.generation
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -516,7 +501,7 @@ BEGIN
             ), ended AS (
                 DELETE FROM windlass.task t
                 USING settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = s.task_id AND t.generation = s.generation
                 RETURNING
                     t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
                     t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
@@ -564,7 +549,7 @@ BEGIN
                     u.task_id, u.generation, u.outcome, u.error, u.reported, u.ordinal,
                     h.token, h.worker_id,
                     h.claimed_at + u.after * interval '1 second' AS started_at,
-                    at + coalesce(u.delay, 0) * interval '1 second' AS due
+                    at + u.delay * interval '1 second' AS due
                 FROM unnest(tokens, task_ids, generations, outcomes, started_after, delays, errors, reported)
                     WITH ORDINALITY
                     AS u (token, task_id, generation, outcome, after, delay, error, reported, ordinal)
@@ -579,7 +564,7 @@ BEGIN
                     scheduled_for = CASE WHEN s.outcome = 'released' THEN t.scheduled_for ELSE s.due END,
                     returned_by = s.token
                 FROM settlement s
-                WHERE t.id = s.task_id AND t.generation = s.generation AND t.id = ANY (task_ids)
+                WHERE t.id = s.task_id AND t.generation = s.generation
                 RETURNING
                     t.id, t.generation, t.attempts, t.queue, t.type, t.priority, t.scheduled_for,
                     (CASE WHEN t.recoveries >= 2 THEN 2 WHEN s.outcome = 'released' THEN 1 ELSE 0 END)::smallint
@@ -624,20 +609,16 @@ BEGIN
             SELECT tokens[s.ordinal] AS token, count(*)::integer AS tasks
             FROM unnest(settled) AS s (ordinal)
             GROUP BY tokens[s.ordinal]
-        )
-        UPDATE windlass.claim c
-        SET remaining = greatest(c.remaining - k.tasks, 0)
-        FROM counted k
-        WHERE c.token = k.token;
-        -- An emptied claim that another settlement still holds is left to that one, or to a rescue.
-        WITH emptied AS MATERIALIZED (
-            SELECT c.token
-            FROM windlass.claim c
-            WHERE c.token = ANY (held) AND c.remaining = 0
-            ORDER BY c.token
-            FOR UPDATE SKIP LOCKED
-        ), gone AS (
-            DELETE FROM windlass.claim c USING emptied e WHERE c.token = e.token
+        ), lowered AS (
+            UPDATE windlass.claim c
+            SET remaining = c.remaining - k.tasks
+            FROM counted k
+            WHERE c.token = k.token AND c.remaining > k.tasks
+        ), emptied AS (
+            DELETE FROM windlass.claim c
+            USING counted k
+            WHERE c.token = k.token AND c.remaining <= k.tasks
+            RETURNING c.token
         )
         DELETE FROM windlass.claim_task b USING emptied e WHERE b.token = e.token;
     END IF;
@@ -687,7 +668,7 @@ BEGIN
         SELECT c.token, c.worker_id, c.claimed_at
         FROM windlass.claim c
         WHERE c.expires_at <= windlass.clock()
-        ORDER BY c.expires_at, c.fence
+        ORDER BY c.expires_at, c.token
         LIMIT max_claims
         FOR UPDATE SKIP LOCKED
     LOOP
@@ -714,8 +695,6 @@ BEGIN
             LEFT JOIN windlass.running r ON r.task_id = t.id AND r.generation = t.generation
             LEFT JOIN windlass.cancel_request q ON q.task_id = t.id
             WHERE b.token = expired.token
-            ORDER BY t.id
-            FOR UPDATE OF t SKIP LOCKED
         ), gone AS (
             DELETE FROM windlass.task t
             USING held h
@@ -796,19 +775,8 @@ BEGIN
         INTO sums
         FROM held h;
 
-        -- What somebody holds stays with its expired claim until the next sweep.
-        IF EXISTS (
-            SELECT
-            FROM windlass.claim_task b
-            CROSS JOIN LATERAL unnest(b.task_ids, b.generations) AS u (task_id, generation)
-            JOIN windlass.task t ON t.id = u.task_id AND t.generation = u.generation
-            WHERE b.token = expired.token
-        ) THEN
-            CONTINUE WHEN sums.returned + sums.dead + sums.cancelled = 0;
-        ELSE
-            DELETE FROM windlass.claim c WHERE c.token = expired.token;
-            DELETE FROM windlass.claim_task b WHERE b.token = expired.token;
-        END IF;
+        DELETE FROM windlass.claim c WHERE c.token = expired.token;
+        DELETE FROM windlass.claim_task b WHERE b.token = expired.token;
         claims := claims + 1;
         returned := returned + sums.returned;
         lost_attempts := lost_attempts + sums.lost;
@@ -823,30 +791,25 @@ END
 $$;
 
 -- promote_due: move due tasks to ready, oldest first; what somebody holds is left for later.
--- Not `all_of_them`: only what came due in the last two seconds, as claim_tasks reports it.
-CREATE FUNCTION windlass.promote_due(max_tasks integer, all_of_them boolean) RETURNS integer
+CREATE FUNCTION windlass.promote_due(max_tasks integer) RETURNS integer
 LANGUAGE plpgsql
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 AS $$
 DECLARE
     promoted integer;
-    -- Values, since a volatile call is no condition that an index can be searched by.
-    latest constant timestamptz := windlass.clock();
-    earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
-        ELSE latest - interval '2 seconds' END;
 BEGIN
     WITH due AS MATERIALIZED (
         SELECT s.ctid AS place, s.task_id, s.lane, s.generation, s.due
         FROM windlass.scheduled s
-        WHERE s.due <= latest AND s.due > earliest
-        ORDER BY s.due, s.task_id
+        WHERE s.due <= windlass.clock()
+        ORDER BY s.due
         LIMIT max_tasks
         FOR UPDATE SKIP LOCKED
     ), gone AS (
         DELETE FROM windlass.scheduled s
         USING due d
-        WHERE s.ctid = d.place AND s.ctid = ANY (ARRAY(SELECT o.place FROM due o))
+        WHERE s.ctid = d.place
         RETURNING d.task_id, d.lane, d.generation, d.due
     )
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)

@@ -1,8 +1,20 @@
--- Lanes that rest no longer cost a claim anything, and plans that no statistics can spoil.
+-- Lanes that rest no longer cost a claim anything; plans that no statistics can spoil; verbs that wait
+-- for less and promote in order.
 --
 -- A table that was analysed while it was empty is taken for one of a single row, whatever it holds
 -- since. Then a join on `=` may be made by walking a whole index. A join on `= ANY (ARRAY[…])`
 -- means the same, and can only be made by searching the index for one row after the other.
+
+-- Tasks that are due at the same moment are promoted in the order of their ids.
+DROP INDEX windlass.scheduled_due;
+CREATE INDEX scheduled_due ON windlass.scheduled (due, task_id);
+
+-- A claim that a settlement emptied while another one holds it stays for a moment with nothing left.
+ALTER TABLE windlass.claim
+    DROP CONSTRAINT claim_remaining_check,
+    ADD CONSTRAINT claim_remaining_check CHECK (remaining >= 0);
+
+DROP FUNCTION IF EXISTS windlass.promote_due(integer); -- it says now which tasks it is to promote
 
 -- A lane that has been empty for long rests: claims do not know it. An enqueue that does not see its
 -- lane lists it; a task that came in past that is found by the leader (relist_busy_lanes).
@@ -318,6 +330,19 @@ BEGIN
     SELECT a.task_id FROM asked a
     WHERE NOT EXISTS (SELECT FROM noted n WHERE n.task_id = a.task_id);
 END
+$$;
+
+-- The day on which an ended task may go: not before its idempotency key is forgotten.
+-- In UTC before the interval is added, so that no change to summer time moves it.
+CREATE OR REPLACE FUNCTION windlass.drop_day(
+    ended timestamptz, own_seconds integer, retention interval, key text, key_retention interval
+) RETURNS date
+LANGUAGE sql IMMUTABLE PARALLEL SAFE
+AS $$
+SELECT ((ended AT TIME ZONE 'UTC') + greatest(
+    coalesce(own_seconds * interval '1 second', retention),
+    CASE WHEN key IS NOT NULL THEN key_retention ELSE interval '0' END
+))::date
 $$;
 
 -- settle_tasks: apply what became of tasks whose claim and generation still hold.
