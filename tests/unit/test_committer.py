@@ -119,6 +119,24 @@ async def test_what_somebody_holds_is_tried_again_beside_the_others(
     assert len(bench.settled) == 16
 
 
+async def test_what_is_held_is_given_up_with_the_committer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer_module, "HELD_AGAIN_AFTER", 0.0)
+    bench.store.busy = {UUID(int=1)}
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(1))
+    async with asyncio.timeout(10):
+        while not bench.committer._aside:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        while bench.committer._aside:
+            await asyncio.sleep(0)
+
+    assert bench.store.written() == {}
+
+
 async def test_an_outage_is_waited_for(bench: Bench) -> None:
     bench.store.outages = 3
     bench.committer.add(done(1))

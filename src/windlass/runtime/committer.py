@@ -43,19 +43,23 @@ class Committer:
 
     async def run(self) -> None:
         """Commit until closed and everything is written."""
-        while True:
-            if not self._waiting:
-                if self._closing and not self._aside:
-                    return
-                if self._closing:
-                    await asyncio.wait(self._aside)
-                    continue
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
+        try:
+            while self._waiting or self._aside or not self._closing:
+                await self._turn()
+        finally:
+            for task in self._aside:  # of a worker that waits no longer
+                task.cancel()
+
+    async def _turn(self) -> None:
+        if self._waiting:
             batch = self._waiting[:LARGEST_BATCH]
             del self._waiting[:LARGEST_BATCH]
             await self._commit(batch)
+        elif self._closing:
+            await asyncio.wait(self._aside)
+        else:
+            self._arrived.clear()
+            await self._arrived.wait()
 
     def close(self) -> None:
         """Write what there is and end."""
