@@ -215,18 +215,24 @@ async def test_a_worker_whose_pulse_is_under_way_is_not_removed(
     assert [worker.id for worker in await store.workers()] == [str(WORKER)]
 
 
-async def test_a_pulse_that_waits_for_the_removal_of_its_worker_is_told_to_register(
+async def test_a_pulse_waits_for_nobody_who_holds_its_worker(
     store: PostgresStore, sessions: Sessions
 ) -> None:
     await store.register(worker_info(), lease=LEASE)
+    await add(store)
+    kept = await claim(store)
     leaving = await sessions.begin()
     await leaving.store.deregister(WORKER)
 
-    pulse = Pulse(WORKER, [], LEASE, 0, False)
-    beating = await sessions.blocked(store.pulse(pulse), by=leaving)
+    pulse = Pulse(WORKER, [kept.token], LEASE, 0, False)
+    async with asyncio.timeout(AT_ONCE):
+        meanwhile = await store.pulse(pulse)
     await leaving.commit()
+    after = await store.pulse(pulse)
 
-    assert not (await beating).registered
+    assert meanwhile.registered
+    assert not after.registered
+    assert meanwhile.kept == after.kept == {kept.token}
 
 
 async def test_types_are_registered_in_sorted_order(

@@ -184,25 +184,47 @@ async def test_a_pulse_goes_on_while_a_settlement_waits(
     assert await settling == [Answer.APPLIED]
 
 
-async def test_a_pulse_that_waited_gives_the_whole_lease_from_after_the_wait(
+async def test_a_pulse_skips_the_claim_that_somebody_holds_and_keeps_the_others(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 2)
+    held, free = await claim(store, limit=1), await claim(store, limit=1)
+    user = await sessions.begin()
+    await user.connection.execute(
+        "SELECT FROM windlass.claim WHERE token = $1 FOR NO KEY UPDATE", held.token
+    )
+
+    async with asyncio.timeout(AT_ONCE):
+        answer = await store.pulse(Pulse(WORKER, [held.token, free.token], 10 * LEASE, 1, False))
+
+    assert answer.kept == {free.token}
+    assert answer.skipped == {held.token}
+    expiry = "SELECT expires_at - claimed_at FROM windlass.claim WHERE token = $1"
+    assert await sessions.watcher.fetchval(expiry, held.token) == LEASE
+    assert await sessions.watcher.fetchval(expiry, free.token) >= 10 * LEASE
+    await user.commit()
+    again = await store.pulse(Pulse(WORKER, [held.token], 10 * LEASE, 1, False))
+    assert again.kept == {held.token}
+    assert not again.skipped
+
+
+async def test_an_expired_claim_that_somebody_holds_is_lost_and_not_skipped(
     store: PostgresStore, sessions: Sessions
 ) -> None:
     await add(store)
     held = await claim(store)
-    holder = await sessions.begin()
-    await holder.connection.execute("SELECT FROM windlass.claim FOR NO KEY UPDATE")
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.claim FOR NO KEY UPDATE")
+    await sessions.advance(LEASE + SECOND)
 
-    pulse = Pulse(WORKER, [held.token], LEASE, 0, False)
-    beating = await sessions.blocked(store.pulse(pulse), by=holder)
-    released_at = await sessions.watcher.fetchval("SELECT clock_timestamp()")
-    await holder.commit()
+    async with asyncio.timeout(AT_ONCE):
+        answer = await store.pulse(Pulse(WORKER, [held.token], LEASE, 1, False))
 
-    assert (await beating).kept == {held.token}
-    expires_at = await sessions.watcher.fetchval("SELECT expires_at FROM windlass.claim")
-    assert expires_at >= released_at + LEASE
+    assert not answer.kept
+    assert not answer.skipped
 
 
-async def test_a_pulse_that_waits_for_a_rescue_keeps_nothing(
+async def test_a_pulse_that_meets_a_rescue_keeps_nothing_of_it(
     store: PostgresStore, sessions: Sessions
 ) -> None:
     await add(store, 2)
@@ -214,13 +236,16 @@ async def test_a_pulse_that_waits_for_a_rescue_keeps_nothing(
     await sessions.advance(timedelta(0))  # the pulse finds the claim unexpired when it looks
 
     pulse = Pulse(WORKER, [lost.token, kept.token], LEASE, 0, False)
-    beating = await sessions.blocked(store.pulse(pulse), by=rescuing)
+    meanwhile = await store.pulse(pulse)
     await rescuing.commit()
+    after = await store.pulse(pulse)
 
-    assert (await beating).kept == {kept.token}
+    assert meanwhile.kept == after.kept == {kept.token}
+    assert meanwhile.skipped == {lost.token}
+    assert not after.skipped
 
 
-@pytest.mark.parametrize("method", ["pulse", "settle", "start"])
+@pytest.mark.parametrize("method", ["settle", "start"])
 async def test_claims_are_locked_in_sorted_order(
     store: PostgresStore, sessions: Sessions, method: str
 ) -> None:
@@ -233,7 +258,6 @@ async def test_claims_are_locked_in_sorted_order(
         "SELECT FROM windlass.claim WHERE token = $1 FOR UPDATE", first.token
     )
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
-        "pulse": lambda: store.pulse(Pulse(WORKER, [c.token for c in claims], LEASE, 0, False)),
         "settle": lambda: store.settle(
             [one for held in claims for one in settlements(held, Outcome.COMPLETED)]
         ),

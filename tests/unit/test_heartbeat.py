@@ -59,6 +59,8 @@ class _Store(MemoryStore):
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.forgets: set[UUID] = set()
+        self.skips: list[set[UUID]] = []  # one per pulse
+        self.pulses: list[set[UUID]] = []
         self.settled_meanwhile: Leases | None = None
         self.pulsed = threading.Event()
         self.answered = threading.Event()
@@ -77,7 +79,9 @@ class _Store(MemoryStore):
                 self.settled_meanwhile.drop(token)
         self.answered.set()
         known = (await super().pulse(pulse)).registered
-        return PulseAnswer(frozenset(pulse.tokens) - self.forgets, registered=known)
+        self.pulses.append(set(pulse.tokens))
+        skipped = frozenset(self.skips.pop(0) if self.skips else ())
+        return PulseAnswer(frozenset(pulse.tokens) - self.forgets - skipped, known, skipped)
 
 
 @pytest.fixture
@@ -132,6 +136,28 @@ async def test_a_claim_that_was_settled_during_the_pulse_is_not_lost(bench: Benc
     await bench.beat()
 
     assert bench.lost == []
+
+
+async def test_a_claim_that_somebody_holds_is_asked_for_again_and_is_not_lost(bench: Bench) -> None:
+    asked_at = bench.clock.now
+    bench.leases.add(A, asked_at - 0.5)
+    bench.leases.add(B, asked_at - 0.5)
+    bench.store.skips = [{A}, {A}]
+    await bench.beat()
+
+    assert bench.store.pulses == [{A, B}, {A}, {A}]
+    assert bench.lost == []
+    assert bench.leases.expired(asked_at + TRUST - 0.01) == []
+
+
+async def test_a_skipped_claim_does_not_keep_the_next_beat_of_the_others(bench: Bench) -> None:
+    bench.leases.add(A, bench.clock.now)
+    bench.leases.add(B, bench.clock.now)
+    bench.store.skips = [{A}, {A}]
+    bench.store.takes_once = 0.1  # longer than the time between two beats
+    await bench.beat()
+
+    assert bench.store.pulses == [{A, B}]
 
 
 async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Bench) -> None:

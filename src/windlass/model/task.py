@@ -290,10 +290,14 @@ class Pulse(NamedTuple):
 
 
 class PulseAnswer(NamedTuple):
-    """Which claims were kept, and whether the worker is still registered."""
+    """Which claims were kept, which were held by somebody just then, whether the worker is known.
+
+    A claim that is neither kept nor skipped is lost.
+    """
 
     kept: frozenset[UUID]
     registered: bool
+    skipped: frozenset[UUID] = frozenset()
 
 
 class Leadership(NamedTuple):

@@ -14,6 +14,7 @@ from windlass.telemetry import emit
 
 MARGIN = 0.1  # part of a lease at whose end it is no longer trusted
 RETRY_EVERY = 1.0  # seconds, when the store could not be reached
+SKIPPED_AGAIN_AFTER = 0.1  # seconds; a settlement holds its claim for one commit
 
 
 class Leases:
@@ -116,8 +117,9 @@ class Heartbeat:
                     if not is_open:
                         await store.open()
                         is_open = True
+                    began = time.monotonic()
                     await self._beat(store)
-                    pause = self._every
+                    pause = max(0.0, began + self._every - time.monotonic())
                 except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
                     said = str(error) or type(error).__name__
                     emit("store.unavailable", doing="heartbeat", error=said)
@@ -127,8 +129,15 @@ class Heartbeat:
             await store.close()
 
     async def _beat(self, store: Store) -> None:
+        """Keep every claim; ask again for those that somebody holds, until the next beat is due."""
+        due_next = time.monotonic() + self._every
+        skipped = await self._pulse(store, self._leases.tokens())
+        while skipped and time.monotonic() < due_next:
+            await asyncio.sleep(SKIPPED_AGAIN_AFTER)
+            skipped = await self._pulse(store, skipped)
+
+    async def _pulse(self, store: Store, tokens: list[UUID]) -> list[UUID]:
         asked_at = time.monotonic()
-        tokens = self._leases.tokens()
         pulse = Pulse(self._worker.id, tokens, self._lease, self._leases.running, self._leases.idle)
         async with asyncio.timeout(self._lease.total_seconds() / 3):
             answer = await store.pulse(pulse)
@@ -137,8 +146,9 @@ class Heartbeat:
         self._leases.extend(answer.kept, asked_at)
         # A claim that was settled while the pulse was under way is not lost.
         held = set(self._leases.tokens())
-        if lost := [token for token in tokens if token not in answer.kept and token in held]:
-            self._lost(lost)
+        if lost := (held & set(tokens)) - answer.kept - answer.skipped:
+            self._lost(list(lost))
+        return list(held & answer.skipped)
 
     async def _watch_expiry(self) -> None:
         """Beside the beat, so that a pulse which hangs does not hide that a lease has run out."""

@@ -98,7 +98,10 @@ class PulseStore(Protocol):
         """Enter the worker into the registry."""
 
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
-        """Extend the claims that have not expired and note a sign of life, in one write."""
+        """Extend the claims that have not expired and note a sign of life, in one write.
+
+        A claim that somebody holds is skipped, not waited for: ask again soon.
+        """
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
         """Say whether enqueues should notify this worker."""

@@ -67,7 +67,10 @@ class SettleVerbs(PostgresBase):
         rows = await self._run.fetch(
             "pulse", pulse.worker_id, list(pulse.tokens), pulse.lease, pulse.running, pulse.idle
         )
-        return PulseAnswer(frozenset(rows[0]["kept"]), rows[0]["registered"])
+        answer = rows[0]
+        return PulseAnswer(
+            frozenset(answer["kept"]), answer["registered"], frozenset(answer["skipped"])
+        )
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
         await self._run.execute("set_idle", worker_id, idle)

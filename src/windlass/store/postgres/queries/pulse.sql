@@ -1,27 +1,36 @@
 -- pulse: keep the claims that have not expired, and note a sign of life, in one commit.
 -- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle.
--- Locks claims in sorted order before the new expiry is computed.
-WITH held AS MATERIALIZED (
+-- Waits for nothing: a row that somebody holds must not cost the worker all its claims.
+WITH asked AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
     WHERE c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
-    ORDER BY c.token
-    FOR NO KEY UPDATE
+), held AS MATERIALIZED (
+    SELECT c.token
+    FROM windlass.claim c
+    WHERE c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
+    FOR NO KEY UPDATE SKIP LOCKED
 ), kept AS (
     UPDATE windlass.claim c
     SET expires_at = windlass.clock() + $3::interval
     FROM held
     WHERE c.token = held.token
     RETURNING c.token
+), known AS MATERIALIZED (
+    SELECT p.worker_id FROM windlass.worker_pulse p WHERE p.worker_id = $1 FOR NO KEY UPDATE SKIP LOCKED
 ), sign AS (
-    UPDATE windlass.worker_pulse
+    UPDATE windlass.worker_pulse p
     SET heartbeat_at = windlass.clock(),
         expires_at = windlass.clock() + $3::interval,
         running = $4,
         idle = $5
-    WHERE worker_id = $1
-    RETURNING worker_id
+    FROM known
+    WHERE p.worker_id = known.worker_id
 )
 SELECT
     (SELECT coalesce(array_agg(k.token), '{}') FROM kept k) AS kept,
-    EXISTS (SELECT FROM sign) AS registered
+    (
+        SELECT coalesce(array_agg(a.token), '{}') FROM asked a
+        WHERE a.token NOT IN (SELECT h.token FROM held h)
+    ) AS skipped,
+    EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.worker_id = $1) AS registered
