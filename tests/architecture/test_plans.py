@@ -529,7 +529,7 @@ async def test_a_pulse_reads_the_claims_it_keeps(subject: Subject) -> None:
         False,
     )
 
-    assert max(cost.rows["claim"] for cost in costs) <= 60
+    assert max(cost.rows["claim"] for cost in costs) <= 80
     assert max(cost.buffers for cost in costs) < 1000
 
 

@@ -152,7 +152,8 @@ class Sessions:
         number = next(_numbers)
         await self.watcher.execute(
             f"""
-            CREATE FUNCTION public.pause_{number}() RETURNS trigger LANGUAGE plpgsql AS $$
+            CREATE FUNCTION public.pause_{number}() RETURNS trigger
+            LANGUAGE plpgsql SET lock_timeout = 0 AS $$
             BEGIN
                 PERFORM pg_advisory_xact_lock_shared({number});
                 RETURN coalesce(NEW, OLD);

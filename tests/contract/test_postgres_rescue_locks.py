@@ -162,6 +162,39 @@ async def test_a_rescue_does_not_wait_for_a_task_that_somebody_holds(
     assert await sessions.places(kept) == ["ready"]
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "windlass.claim_task WHERE token = $1",
+        "windlass.running WHERE token = $1",
+        "windlass.attempt WHERE $1::uuid IS NOT NULL",
+        "windlass.cancel_request WHERE $1::uuid IS NOT NULL",
+    ],
+)
+async def test_a_rescue_goes_round_a_claim_of_which_somebody_holds_another_row(
+    store: PostgresStore, sessions: Sessions, rows: str
+) -> None:
+    (kept,) = await add(store)
+    await store.settle(settlements(await claim(store), Outcome.RETRIED))
+    held = await claim(store)
+    (task,) = held.tasks
+    await store.start([Started(held.token, task.id, task.generation, 0.0)])
+    await store.cancel(kept, "no longer wanted")
+    (free,) = await add(store)
+    await claim(store)
+    await sessions.advance(LEASE + SECOND)
+    user = await sessions.begin()
+    locked = await user.connection.fetch(f"SELECT FROM {rows} FOR UPDATE", held.token)
+    assert len(locked) == 1
+
+    assert await store.rescue(100) == Rescued(claims=1, returned=1)
+
+    assert await sessions.places(free) == ["ready"]
+    assert (await store.get(kept)).status is TaskState.RUNNING
+    await user.rollback()
+    assert await store.rescue(100) == Rescued(claims=1, cancelled=1)
+
+
 @pytest.mark.parametrize("claimed_again", [False, True])
 async def test_a_rescue_of_a_half_settled_batch_leaves_the_task_that_came_back_to_its_next_owner(
     store: PostgresStore, sessions: Sessions, claimed_again: bool

@@ -3,13 +3,17 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
+from datetime import timedelta
+from uuid import UUID
 
 import asyncpg
 import pytest
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres import statements
-from windlass.store.postgres.connection import translated
+from windlass.service import first_of
+from windlass.store.postgres import leading, statements
+from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 SESSION = """
@@ -49,3 +53,38 @@ async def test_a_call_given_up_on_a_server_that_does_not_answer_ends_and_the_nex
         os.kill(session, signal.SIGCONT)
     await watcher.close()
     await store.close()
+
+
+async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[int] = []
+
+    async def connect_and_stop(url: str, *, pooler: bool) -> asyncpg.Connection:
+        connection = await connect(url, pooler=pooler)
+        stopped.append(connection.get_server_pid())
+        os.kill(stopped[0], signal.SIGSTOP)
+        reached.set()
+        return connection
+
+    reached = asyncio.Event()
+    monkeypatch.setattr(leading, "GIVE_UP_AFTER", 0.1)
+    monkeypatch.setattr(leading, "connect", connect_and_stop)
+    store = PostgresStore(PostgresOptions(url=database_url))
+    await store.open()
+    leadership = await store.lead(UUID(int=1), current=None, term=timedelta(minutes=1))
+    assert leadership is not None
+    call = asyncio.create_task(store.retain(leadership=leadership))
+    try:
+        async with asyncio.timeout(10):
+            await first_of(reached.wait(), asyncio.shield(call))
+            if call.done() and isinstance(call.exception(), PermissionError):
+                pytest.skip("NOT TRIED: the server runs as another user")
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+    finally:
+        for session in stopped:
+            with suppress(PermissionError):
+                os.kill(session, signal.SIGCONT)
+        await store.close()

@@ -71,9 +71,15 @@ def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
 
     async def retain(leadership: Leadership) -> bool:
         retained = await store.retain(leadership=leadership)
-        if retained.partitions or retained.dead:
-            emit("history.dropped", partitions=retained.partitions, dead=retained.dead)
-        return bool(retained.partitions or retained.dead)
+        dropped = bool(retained.partitions or retained.dead)
+        if dropped or retained.waiting:
+            emit(
+                "history.dropped",
+                partitions=retained.partitions,
+                dead=retained.dead,
+                held_by_readers=len(retained.waiting),
+            )
+        return dropped
 
     return [
         Chore("rescue", sweep, rescue),

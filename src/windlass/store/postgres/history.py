@@ -12,7 +12,7 @@ from windlass.policy.retention import Span, is_over, missing_spans
 from windlass.store.postgres.statements import Statements
 from windlass.store.sqlfiles import SqlFiles
 
-DETACH_WITHIN = 5.0  # seconds; a reader that takes longer is waited for at the next turn
+DETACH_WITHIN = 3.0  # seconds; a reader that takes longer is waited for at the next turn
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Lead on PostgreSQL: elections, and the chores of whoever won."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from uuid import UUID
 
@@ -10,6 +10,7 @@ import asyncpg
 from windlass.model.task import Leadership, Rescued, Retained
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.operating import OperateVerbs
+from windlass.store.postgres.statements import GIVE_UP_AFTER
 
 RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
 
@@ -84,7 +85,8 @@ class LeadVerbs(OperateVerbs):
                     direct, behind_pooler=self._direct_is_pooler
                 )
         finally:
-            await direct.close()
+            with suppress(TimeoutError):  # then it is cut off
+                await direct.close(timeout=GIVE_UP_AFTER)
         return Retained(partitions, dead, tuple(waiting))
 
     @asynccontextmanager
