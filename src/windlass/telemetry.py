@@ -1,18 +1,16 @@
-"""What happened, said once: `emit(event)`. Logs and whoever else is interested subscribe."""
+"""What happened, said once: `emit(event)`, from where it reaches the log."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
-Subscriber = Callable[[str, dict[str, Any]], None]
-
 _log = logging.getLogger("windlass")
-_subscribers: list[Subscriber] = []
 
 _LEVELS = {
     "lease.lost": logging.WARNING,
     "settlement.lost": logging.WARNING,
     "settlement.delayed": logging.WARNING,
+    "settlement.refused": logging.WARNING,
+    "settlement.abandoned": logging.WARNING,
     "store.unavailable": logging.WARNING,
     "listener.lost": logging.WARNING,
     "claim.rescued": logging.WARNING,
@@ -25,15 +23,16 @@ _LEVELS = {
 
 
 def emit(event: str, **values: Any) -> None:
-    """Say that something happened. Values never hold a payload, a result or a secret."""
+    """Say that something happened, in one line. Values never hold a payload, a result or a secret."""
     level = _LEVELS.get(event, logging.INFO)
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", event, " ".join(f"{key}={value}" for key, value in values.items()))
-    for subscriber in _subscribers:
-        subscriber(event, values)
+        said = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+        _log.log(level, "%s %s", event, said)
 
 
-def subscribe(subscriber: Subscriber) -> Callable[[], None]:
-    """Be told of every event; call what is returned to stop."""
-    _subscribers.append(subscriber)
-    return lambda: _subscribers.remove(subscriber)
+def _shown(value: object) -> object:
+    if not isinstance(value, BaseException):
+        return value
+    # The lines after the first may show rows: PostgreSQL's DETAIL does.
+    said, name = str(value).partition("\n")[0], type(value).__name__
+    return f"{name}: {said}" if said else name

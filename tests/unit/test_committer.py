@@ -12,7 +12,6 @@ from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement
 from windlass.runtime import committer as committer_module
 from windlass.runtime.committer import LARGEST_BATCH, Committer, Done
 from windlass.runtime.job import Job
-from windlass.telemetry import subscribe
 
 TOKEN = UUID(int=1)
 
@@ -188,15 +187,15 @@ async def test_a_task_of_which_nothing_can_be_stored_is_let_go(bench: Bench) -> 
     assert len(bench.settled) == 3
 
 
-async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(bench: Bench) -> None:
-    events: list[tuple[str, UUID]] = []
-    unsubscribe = subscribe(lambda event, values: events.append((event, values["task_id"])))
+async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.store.lost = {UUID(int=2)}
     for number in range(1, 4):
         bench.committer.add(done(number))
     bench.committer.close()
     await bench.committer.run()
-    unsubscribe()
 
-    assert events == [("settlement.lost", UUID(int=2))]
+    (said,) = caplog.messages
+    assert said.startswith(f"settlement.lost task_id={UUID(int=2)} ")
     assert len(bench.settled) == 3

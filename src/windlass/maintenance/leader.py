@@ -56,7 +56,7 @@ class Leader:
             async with asyncio.timeout(self._term.total_seconds() / 3):
                 held = await self._store.lead(self._candidate, current=self._held, term=self._term)
         except (StoreUnavailable, TimeoutError) as error:
-            emit("store.unavailable", doing="lead", error=str(error))
+            emit("store.unavailable", doing="lead", error=error)
             return  # whatever it was, it is trusted until its end and no longer
         if held is not None and held != self._held:
             emit("leader.elected", term=held.term)
@@ -83,9 +83,9 @@ class Leader:
             emit("leader.deposed", term=held.term)
             self._held = None
         except (StoreUnavailable, TimeoutError) as error:
-            emit("chore.delayed", chore=chore.name, error=str(error) or type(error).__name__)
+            emit("chore.delayed", chore=chore.name, error=error)
         except Exception as error:  # noqa: BLE001 - one chore must not stop the others
-            emit("chore.failed", chore=chore.name, error=f"{type(error).__name__}: {error}")
+            emit("chore.failed", chore=chore.name, error=error)
 
     async def _resign(self) -> None:
         if self._held is None:
@@ -93,5 +93,5 @@ class Leader:
         try:
             await self._store.resign(self._held)
         except StoreUnavailable as error:
-            emit("store.unavailable", doing="resign", error=str(error))
+            emit("store.unavailable", doing="resign", error=error)
         self._held = None

@@ -72,12 +72,12 @@ class Committer:
             try:
                 answers = await self._store.settle([done.settlement for done in batch])
             except StoreBusy as error:
-                emit("settlement.delayed", tasks=len(batch), error=str(error))
+                emit("settlement.delayed", tasks=len(batch), error=error)
                 batch = await self._without_held(batch)
                 if not batch:
                     return
             except StoreUnavailable as error:
-                emit("store.unavailable", doing="settle", error=str(error))
+                emit("store.unavailable", doing="settle", error=error)
             except Exception as error:  # noqa: BLE001 - one refused row must not stop the others
                 await self._refused(batch, error)
                 return

@@ -101,7 +101,7 @@ class Fetcher:
                 failures = 0
             except StoreUnavailable as error:
                 failures += 1
-                emit("store.unavailable", doing="claim", error=str(error))
+                emit("store.unavailable", doing="claim", error=error)
                 backoff = min(0.1 * 2.0 ** min(failures, 10), LONGEST_BACKOFF)
                 await stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 

@@ -121,8 +121,7 @@ class Heartbeat:
                     await self._beat(store)
                     pause = max(0.0, began + self._every - time.monotonic())
                 except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
-                    said = str(error) or type(error).__name__
-                    emit("store.unavailable", doing="heartbeat", error=said)
+                    emit("store.unavailable", doing="heartbeat", error=error)
                     pause = min(RETRY_EVERY, self._every)
         finally:
             watching.cancel()

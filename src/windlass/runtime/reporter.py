@@ -35,7 +35,7 @@ class Reporter:
                 await self.report(self._long_running())
                 await self._beside()
             except StoreUnavailable as error:
-                emit("store.unavailable", doing="report", error=str(error))
+                emit("store.unavailable", doing="report", error=error)
 
     async def report(self, jobs: Sequence[Job]) -> None:
         """Record jobs as running, and pass on cancellations that were asked for."""

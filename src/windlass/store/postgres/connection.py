@@ -52,11 +52,13 @@ def translated() -> Iterator[None]:
         if state in _OURS:
             raise _OURS[state](_said(error)) from error
         if state == "55P03":
-            raise StoreBusy(f"somebody holds what this call needs: {error}") from error
+            raise StoreBusy(f"somebody holds what this call needs: {_said(error)}") from error
         if state == "42501":
-            raise ConfigurationError(f"the database role lacks a right: {error}") from error
+            raise ConfigurationError(f"the database role lacks a right: {_said(error)}") from error
         if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
-            raise StoreUnavailable(f"the database did not carry out the call: {error}") from error
+            raise StoreUnavailable(
+                f"the database did not carry out the call: {_said(error)}"
+            ) from error
         if state[:2] in _VALUE_CLASSES:
             # Not the message of the driver: it repeats the value, which may be of a payload.
             raise PayloadError(

@@ -64,7 +64,7 @@ class Listener:
                     await connection.execute(self._sql.statement("probe"), timeout=PROBE_EVERY)
             except (StoreUnavailable, TimeoutError) as error:
                 connection.terminate()
-                emit("listener.lost", error=str(error))
+                emit("listener.lost", error=error)
                 return
 
     async def _reconnect(self, wake: Callable[[], None]) -> None:
