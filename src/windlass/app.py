@@ -31,6 +31,7 @@ from windlass.model.task import Retention, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, checked_names
 from windlass.runtime.worker import Worker, WorkerOptions
+from windlass.service import cancelled_by, first_of
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
@@ -145,18 +146,20 @@ class App(TaskSet):
 
     @asynccontextmanager
     async def worker(self, **options: Any) -> AsyncIterator[Worker]:
-        """Run a worker beside the block, and drain it at the end."""
+        """Run a worker beside the block, and drain it at the end.
+
+        A worker that fails cancels the block and raises its error from there.
+        """
         async with self:
             worker = await self.new_worker(**options)
             started = asyncio.Event()
             running = asyncio.create_task(worker.run(started=started.set), name="windlass-worker")
-            starting = asyncio.create_task(started.wait())
-            await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
-            starting.cancel()
+            await first_of(asyncio.shield(running), started.wait())
             try:
                 if running.done():
                     await running
-                yield worker
+                async with cancelled_by(running):
+                    yield worker
             finally:
                 worker.stop()
                 await running

@@ -1,8 +1,9 @@
 """The one shape of a background loop: it runs until it is asked to stop."""
 
 import asyncio
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 
 class Stop:
@@ -42,3 +43,27 @@ async def stop_task(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()
+
+
+@asynccontextmanager
+async def cancelled_by(task: asyncio.Task[None]) -> AsyncIterator[None]:
+    """Cancel the block if the task beside it fails; whoever awaits the task next gets its error."""
+    block = cast("asyncio.Task[Any]", asyncio.current_task())
+    inside, failed = True, False
+
+    def tell_block(_: asyncio.Task[None]) -> None:
+        nonlocal failed
+        if inside and not task.cancelled() and task.exception() is not None:
+            failed = True
+            block.cancel()
+
+    task.add_done_callback(tell_block)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not failed:
+            raise
+    finally:
+        inside = False
+        if failed:
+            block.uncancel()

@@ -155,7 +155,8 @@ class Worker:
                 started()
             waiting = asyncio.create_task(self._until_stop(until_idle), name="windlass-stop")
             everything = {waiting, committing, fetching, leading, *services}
-            await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            _tell_failed(ended)
             await stop_task(waiting)
             stop_fetching.set()
             await self._finish_or_release(fetching)
@@ -249,14 +250,16 @@ class Worker:
         done, _ = await asyncio.wait([committing], timeout=FLUSH_WITHIN)
         for task in done:
             task.result()
+        if self._unsettled:
+            # The store does not answer, or somebody holds them: they run again once rescued.
+            emit("settlement.abandoned", tasks=self._unsettled)
 
     async def _leave(self) -> None:
         try:
             async with asyncio.timeout(LEAVE_WITHIN):
                 await self._store.deregister(self._options.info.id)
         except (StoreUnavailable, TimeoutError) as error:
-            said = str(error) or type(error).__name__
-            emit("store.unavailable", doing="deregister", error=said)
+            emit("store.unavailable", doing="deregister", error=error)
         for hook in self._options.on_shutdown:
             await _call(hook)
         emit("worker.stopped", worker_id=self._options.info.id)
@@ -426,6 +429,13 @@ class Worker:
                 job = self._waiting.popleft()
                 self._waiting_bytes -= len(job.task.payload)
                 self._end(job, Released())
+
+
+def _tell_failed(ended: set[asyncio.Task[None]]) -> None:
+    """At once: draining may take a while, and only then is the error raised."""
+    for task in ended:
+        if error := task.exception():
+            emit("service.failed", service=task.get_name(), error=error)
 
 
 async def _call(hook: Callable[[], Any]) -> Any:
