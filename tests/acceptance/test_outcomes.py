@@ -112,6 +112,8 @@ async def test_a_thread_that_overruns_gives_its_slot_back(app: App) -> None:
             await first.result(10)
         assert await (await quick.enqueue()).result(10) == "ran"
     go_on.set()
+    (error,) = (await first.get()).errors
+    assert "go_on.wait(30)" in error["traceback"]  # where it hung
 
 
 async def test_a_timeout_of_the_handler_s_own_is_not_called_that_of_the_task(app: App) -> None:

@@ -3,7 +3,10 @@
 import asyncio
 import contextvars
 import math
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -82,13 +85,21 @@ class Executor:
         return awaitable
 
     async def _in_thread(self, job: Job, call: Callable[[], Any]) -> Any:
-        future = self._threads.submit(partial(contextvars.copy_context().run, call))
+        context, thread = contextvars.copy_context(), 0
+
+        def run() -> Any:
+            nonlocal thread
+            thread = threading.get_ident()
+            return context.run(call)
+
+        future = self._threads.submit(run)
         try:
             return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if job.context is not None:
                 job.context.cancel()
             if not future.done():
+                error.add_note(_where_is(thread))  # ours are the only frames it has
                 emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
             raise
 
@@ -158,6 +169,13 @@ async def _within(seconds: float, call: Awaitable[Any]) -> Any:
         if limit.expired():
             raise _Overran(f"took longer than {seconds:g} s") from error
         raise
+
+
+def _where_is(thread: int) -> str:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - the one way to it
+    if frame is None:
+        return "its thread had not begun"
+    return "its thread was here:\n" + "".join(traceback.format_stack(frame, limit=20))
 
 
 def _is_duration(seconds: Any) -> bool:
