@@ -8,7 +8,9 @@ the code: the rates themselves are those of a machine and a moment.
 """
 
 import argparse
+import signal
 import statistics
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -125,6 +127,7 @@ def main() -> None:
     if asked.database:
         uvloop.run(run(asked.database, asked.tasks, asked.rounds))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server would be left behind
     with TemporaryDirectory() as folder:
         server = EmbeddedServer.acquire(Path(folder) / "postgres")
         try:
