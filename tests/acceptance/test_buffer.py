@@ -16,11 +16,11 @@ async def test_what_waits_in_the_buffer_for_too_long_is_given_back(app: App) -> 
         await hold.wait()
 
     async with app.worker(concurrency=1) as busy:
-        busy._rate = 1000.0  # as if tasks had been short until now
+        busy._slots._rate = 1000.0  # as if tasks had been short until now
         handles = [await slow.enqueue() for _ in range(5)]
         async with asyncio.timeout(10):
             while 1 in [(await handle.get()).generation for handle in handles[1:]]:
-                busy._rate = 1000.0
+                busy._slots._rate = 1000.0
                 await asyncio.sleep(0.05)
         hold.set()
         for handle in handles:

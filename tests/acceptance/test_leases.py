@@ -68,7 +68,7 @@ async def test_a_lease_lost_before_a_job_began_costs_no_slot_and_no_run(app: App
         ran.append(n)
         if not lost.is_set():
             # The rest of the claim has its slots but has not begun.
-            worker._claims_lost(list(worker._outstanding))
+            worker._slots.claims_lost(list(worker._slots._outstanding))
             lost.set()
 
     async with app.worker(concurrency=5) as worker:
@@ -78,7 +78,7 @@ async def test_a_lease_lost_before_a_job_began_costs_no_slot_and_no_run(app: App
         await (await app.store()).rescue(10)
         for handle in handles:
             await handle.result(10)
-        await asyncio.wait_for(worker.emptied(), 10)
+        await asyncio.wait_for(worker._slots.emptied(), 10)
 
     assert sorted(ran) == [0, 0, 1, 2, 3, 4]
 
@@ -104,7 +104,7 @@ async def test_what_cannot_be_kept_is_stopped_and_neither_written_nor_begun(
         @app.task
         async def stubborn(n: int) -> str:
             ran.append(n)
-            held.append(worker.busy())
+            held.append(worker._slots.busy())
             begun.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
@@ -113,10 +113,10 @@ async def test_what_cannot_be_kept_is_stopped_and_neither_written_nor_begun(
         monkeypatch.setattr(await app.store(), "beside", Unreachable)
         handles = await app.enqueue_many([stubborn.call(n) for n in range(3)])
         worker = await app.new_worker(concurrency=1)
-        worker._rate = 1e9  # as if tasks were short: the other two wait in the buffer
+        worker._slots._rate = 1e9  # as if tasks were short: the other two wait in the buffer
         running = asyncio.create_task(worker.run())
         await asyncio.wait_for(begun.wait(), 10)
-        await asyncio.wait_for(worker.emptied(), 10)
+        await asyncio.wait_for(worker._slots.emptied(), 10)
         worker.stop()
         await running
         records = [await handle.get() for handle in handles]

@@ -39,7 +39,7 @@ async def test_a_drain_finishes_what_runs_and_gives_back_what_waits(app: App) ->
         return "finished"
 
     async with app.worker(concurrency=1) as worker:
-        worker._rate = 1e9  # as if tasks were short: the second waits in the buffer
+        worker._slots._rate = 1e9  # as if tasks were short: the second waits in the buffer
         first, second = await app.enqueue_many([slow.call(), slow.call()])
         await asyncio.wait_for(started.wait(), 10)
         worker.stop()

@@ -37,6 +37,7 @@ class Bench:
             leases=self.leases,
             lease=LEASE,
             every=timedelta(seconds=0.001),
+            is_idle=lambda: False,
             lost=self._lost,
         )
 

@@ -25,7 +25,6 @@ class Leases:
         self._lock = threading.Lock()
         self._until: dict[UUID, float] = {}
         self.running = 0
-        self.idle = False
 
     def add(self, token: UUID, asked_at: float) -> None:
         """Trust a claim from the moment it was asked for, not from when the answer came."""
@@ -70,6 +69,7 @@ class Heartbeat:
         leases: Leases,
         lease: timedelta,
         every: timedelta,
+        is_idle: Callable[[], bool],
         lost: Callable[[list[UUID]], None],
     ) -> None:
         self._store = store
@@ -77,7 +77,8 @@ class Heartbeat:
         self._leases = leases
         self._lease = lease
         self._every = every.total_seconds()
-        self._lost = lost  # called in the heart's thread
+        self._is_idle = is_idle
+        self._lost = lost  # called in the heart's thread, as is the other
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -137,7 +138,7 @@ class Heartbeat:
 
     async def _pulse(self, store: Store, tokens: list[UUID]) -> list[UUID]:
         asked_at = time.monotonic()
-        pulse = Pulse(self._worker.id, tokens, self._lease, self._leases.running, self._leases.idle)
+        pulse = Pulse(self._worker.id, tokens, self._lease, self._leases.running, self._is_idle())
         async with asyncio.timeout(self._lease.total_seconds() / 3):
             answer = await store.pulse(pulse)
             if not answer.registered:

@@ -1,4 +1,4 @@
-"""The worker's room: what it takes, keeps and gives back, without a store that works."""
+"""The worker's slots and buffer: what they take, keep and give back, without a store that works."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from windlass import App
 from windlass.model.attempt import Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement, Started
-from windlass.runtime import worker as worker_module
+from windlass.runtime import slots
 from windlass.runtime.job import Job
 from windlass.runtime.worker import Worker
 from windlass.service import Stop
@@ -36,7 +36,9 @@ class Bench:
 
     async def worker(self) -> Worker:
         worker = await self.app.new_worker(concurrency=1)
-        worker._rate = 1e6  # as if tasks were short, so that as many as possible are kept ready
+        worker._slots._rate = (
+            1e6  # as if tasks were short, so that as many as possible are kept ready
+        )
         self.workers.append(worker)
         return worker
 
@@ -44,7 +46,7 @@ class Bench:
         self.let_go.set()
         for worker in self.workers:
             worker.stop()
-            await worker._until_nothing_runs()
+            await worker._slots.until_nothing_runs()
         await self.app.close()
 
 
@@ -79,8 +81,8 @@ def claim(tasks: int, *, alone: bool = False) -> Claim:
 
 
 async def take(worker: Worker, held: Claim) -> None:
-    worker.hold(held, time.monotonic())
-    await worker.take(held)
+    worker._slots.hold(held, time.monotonic())
+    await worker._slots.take(held)
 
 
 class OneLook(Stop):
@@ -101,25 +103,25 @@ async def test_the_buffer_holds_no_more_than_its_bytes(make: Make) -> None:
     worker = await make(buffer_bytes=100 * SIZE).worker()
     await take(worker, claim(101))  # one runs
 
-    assert worker.wanted() < 1
+    assert worker._slots.wanted() < 1
 
 
 async def test_what_waits_for_too_long_is_given_back_unrun_and_not_sooner(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = MovedClock()
-    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(slots, "time", clock)
     worker = await make(buffer_seconds=60).worker()
     await take(worker, claim(3))
 
     clock.now += 59
-    await worker._watch_buffer(OneLook())
+    await worker._slots.watch_buffer(OneLook())
     assert waiting_to_be_written(worker) == []
 
     clock.now += 2
-    await worker._watch_buffer(OneLook())
+    await worker._slots.watch_buffer(OneLook())
     assert waiting_to_be_written(worker) == [Outcome.RELEASED] * 2
-    assert worker._waiting_bytes == 0
+    assert worker._slots._waiting_bytes == 0
 
 
 async def test_nothing_is_claimed_while_too_many_ended_tasks_cannot_be_written(
@@ -136,14 +138,14 @@ async def test_nothing_is_claimed_while_too_many_ended_tasks_cannot_be_written(
         return await settle(settlements)
 
     monkeypatch.setattr(store, "settle", settle_later)
-    monkeypatch.setattr(worker_module, "MOST_UNSETTLED", 5)
+    monkeypatch.setattr(slots, "MOST_UNSETTLED", 5)
     handles = [await bench.app.enqueue("work", {"text": str(n)}) for n in range(20)]
     worker = await bench.app.new_worker(concurrency=2)
     running = asyncio.create_task(worker.run())
     async with asyncio.timeout(10):
-        while worker._unsettled <= 5:
-            await worker._change()
-    unwritten = worker.wanted()
+        while worker._slots.unsettled <= 5:
+            await worker._slots._change()
+    unwritten = worker._slots.wanted()
     written.set()
     for handle in handles:
         await handle.result(10)
@@ -166,18 +168,18 @@ async def test_a_suspect_whose_start_cannot_be_written_is_not_run_and_not_kept(
     with pytest.raises(StoreUnavailable):
         await take(worker, claim(1, alone=True))
 
-    assert worker.busy() == 0
+    assert worker._slots.busy() == 0
     assert not worker._leases.holds(TOKEN)
 
 
 async def test_a_claim_that_was_lost_before_it_was_taken_is_not_run(make: Make) -> None:
     worker = await make().worker()
     held = claim(2)
-    worker.hold(held, time.monotonic())
-    worker._claims_lost([TOKEN])
-    await worker.take(held)
+    worker._slots.hold(held, time.monotonic())
+    worker._slots.claims_lost([TOKEN])
+    await worker._slots.take(held)
 
-    assert worker.busy() == 0
+    assert worker._slots.busy() == 0
 
 
 async def test_a_suspect_has_not_begun_when_its_start_is_written(
@@ -188,21 +190,21 @@ async def test_a_suspect_has_not_begun_when_its_start_is_written(
     held_meanwhile: list[int] = []
 
     async def start(_: Sequence[Started]) -> frozenset[UUID]:
-        held_meanwhile.append(worker.busy())
+        held_meanwhile.append(worker._slots.busy())
         return frozenset()
 
     monkeypatch.setattr(await bench.app.store(), "start", start)
     await take(worker, claim(1, alone=True))
 
     assert held_meanwhile == [0]
-    assert worker.busy() == 1
+    assert worker._slots.busy() == 1
 
 
 async def test_the_buffer_may_use_all_of_its_bytes(make: Make) -> None:
     worker = await make(buffer_bytes=150 * SIZE).worker()
     await take(worker, claim(101))
 
-    assert worker.wanted() == 50
+    assert worker._slots.wanted() == 50
 
 
 async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
@@ -212,13 +214,15 @@ async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
     worker = await bench.worker()
 
     async def start(_: Sequence[Started]) -> frozenset[UUID]:
-        worker._claims_lost([TOKEN])  # it took longer than the lease; nobody has rescued it yet
+        worker._slots.claims_lost(
+            [TOKEN]
+        )  # it took longer than the lease; nobody has rescued it yet
         return frozenset()
 
     monkeypatch.setattr(await bench.app.store(), "start", start)
     await take(worker, claim(1, alone=True))
 
-    assert worker.busy() == 0
+    assert worker._slots.busy() == 0
 
 
 async def test_a_handler_that_ends_after_its_task_went_back_writes_nothing_more(
@@ -227,9 +231,9 @@ async def test_a_handler_that_ends_after_its_task_went_back_writes_nothing_more(
     bench = make()
     worker = await bench.worker()
     await take(worker, claim(1))
-    (job,) = worker._running
-    worker._running.discard(job)  # as at the end of a shutdown
-    worker._end(job, Released())
+    (job,) = worker._slots._running
+    worker._slots._running.discard(job)  # as at the end of a shutdown
+    worker._slots._end(job, Released())
     bench.let_go.set()
     assert job.runner is not None
     await job.runner
@@ -241,25 +245,28 @@ async def test_a_lease_is_kept_until_the_last_task_of_its_claim_is_written(make:
     worker = await make().worker()
     held = claim(2)
     await take(worker, held)
-    first, second = [*worker._running, *worker._waiting]
+    first, second = [*worker._slots._running, *worker._slots._waiting]
     committer = worker._committer
-    worker._end(first, Released())
-    worker._settled(committer._waiting[-1:])
+    worker._slots._end(first, Released())
+    worker._slots.settled(committer._waiting[-1:])
     kept = worker._leases.holds(TOKEN)
-    worker._end(second, Released())
-    worker._settled(committer._waiting[-1:])
+    worker._slots._end(second, Released())
+    worker._slots.settled(committer._waiting[-1:])
 
     assert kept
     assert not worker._leases.holds(TOKEN)
 
 
 async def test_the_heart_is_told_whether_the_worker_is_idle(make: Make) -> None:
-    worker = await make().worker()
+    bench = make()
+    worker = await bench.worker()
+    store = await bench.app.store()
+    await store.register(worker._options.info, lease=worker._lease)
     told = []
     for idle in (True, False):
         worker._fetcher._idle = idle
-        await worker._watch_buffer(OneLook())
-        told.append(worker._leases.idle)
+        await worker._heartbeat()._beat(store)
+        told.append((await store.workers())[0].idle)
 
     assert told == [True, False]
 
@@ -274,7 +281,7 @@ async def test_a_fault_of_the_executor_fails_the_task_and_costs_no_slot(
     monkeypatch.setattr(worker._executor, "run", broken)
 
     await take(worker, claim(2))
-    await worker._until_nothing_runs()
+    await worker._slots.until_nothing_runs()
 
     assert waiting_to_be_written(worker) == [Outcome.RETRIED] * 2
 
@@ -283,7 +290,7 @@ async def test_a_lease_is_trusted_from_the_moment_it_was_asked_for(make: Make) -
     worker = await make(lease=30).worker()
     asked_at = time.monotonic() - 20
 
-    worker.hold(claim(1), asked_at)
+    worker._slots.hold(claim(1), asked_at)
 
     assert worker._leases.expired(asked_at + 26) == []
     assert worker._leases.expired(asked_at + 28) == [TOKEN]
