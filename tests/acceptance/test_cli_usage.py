@@ -52,3 +52,35 @@ def test_wrong_usage_is_one_line_and_exit_code_two(
     assert len(done.stderr) < 500
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "values"),
+    [
+        (["tasks", "list"], "--type", ("send", "charge")),
+        (["tasks", "list"], "--limit", ("5", "6")),
+        (["tasks", "cancel"], "--queue", ("mail", "bulk")),
+        (["tasks", "retry"], "--tag", ("old", "older")),
+        (["tasks", "change", str(UUID(int=1))], "--priority", ("low", "high")),
+        (["queues", "list"], "--app", ("usage_app:app", "other:app")),
+        (["enqueue", "usage_app:app", "send"], "--queue", ("mail", "bulk")),
+        (["worker", "usage_app:app"], "--concurrency", ("2", "3")),
+    ],
+)
+def test_a_second_value_is_refused_and_both_are_named(
+    command: list[str], option: str, values: tuple[str, str]
+) -> None:
+    done = CliRunner().invoke(main, [*command, option, values[0], option, values[1]])
+
+    assert done.exit_code == 2, done.exception
+    assert done.stderr.startswith(f"windlass: {option} takes one value")
+    assert all(value in done.stderr for value in values)
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_an_app_named_by_the_environment_is_one_value_whatever_it_holds() -> None:
+    done = CliRunner(env={"WINDLASS_APP": "usage app:app"}).invoke(main, ["queues", "list"])
+
+    assert done.exit_code == 2
+    assert "no module 'usage app'" in done.stderr

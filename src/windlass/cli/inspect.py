@@ -10,6 +10,7 @@ import msgspec
 from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
 from windlass.cli.loading import app_option, json_option, load_app, run
+from windlass.cli.options import single_option
 from windlass.cli.run import parse_priority, parse_time
 from windlass.client import Handle, checked_change, checked_reason
 from windlass.model.errors import ConfigurationError
@@ -54,11 +55,11 @@ def _filtered(function: Any) -> Any:
             multiple=True,
             type=click.Choice([str(one) for one in TaskState]),
         ),
-        click.option("--type", "type_name"),
-        click.option("--queue", "in_queue"),
-        click.option("--tag"),
-        click.option("--since", metavar="TIME", help="Created at or after."),
-        click.option("--until", metavar="TIME", help="Created before."),
+        single_option("--type", "type_name"),
+        single_option("--queue", "in_queue"),
+        single_option("--tag"),
+        single_option("--since", metavar="TIME", help="Created at or after."),
+        single_option("--until", metavar="TIME", help="Created before."),
     )
     for option in reversed(options):
         function = option(function)
@@ -94,7 +95,7 @@ def tasks() -> None:
 @tasks.command("list")
 @app_option
 @_filtered
-@click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@single_option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
 @json_option
 def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
     """List tasks, newest first."""
@@ -170,7 +171,7 @@ def _bulk(function: Any) -> Any:
 
 @tasks.command("cancel")
 @_bulk
-@click.option("--reason", default="cancelled on request", show_default=True)
+@single_option("--reason", default="cancelled on request", show_default=True)
 def cancel_tasks(reason: str, **what: Any) -> None:
     """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
     checked_reason(reason)
@@ -202,10 +203,10 @@ def retry_tasks(**what: Any) -> None:
 
 @tasks.command("change")
 @_bulk
-@click.option("--set-priority", "--priority", "priority", help="0 to 100, or a name.")
-@click.option("--set-queue", "queue", help="The queue to move it to.")
-@click.option("--at", metavar="TIME")
-@click.option("--delay", type=float, metavar="SECONDS")
+@single_option("--set-priority", "--priority", "priority", help="0 to 100, or a name.")
+@single_option("--set-queue", "queue", help="The queue to move it to.")
+@single_option("--at", metavar="TIME")
+@single_option("--delay", type=float, metavar="SECONDS")
 def change_tasks(
     priority: str | None, queue: str | None, at: str | None, delay: float | None, **what: Any
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from windlass.app import App
+from windlass.cli.options import single_option
 from windlass.model.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ app_argument = click.argument("application", metavar="APP", envvar="WINDLASS_APP
 optional_app_argument = click.argument(
     "application", metavar="[APP]", envvar="WINDLASS_APP", required=False
 )
-app_option = click.option(
+app_option = single_option(
     "--app",
     "application",
     metavar="APP",

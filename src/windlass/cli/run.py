@@ -12,13 +12,14 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.loading import app_argument, load_app, optional_app_argument, run
+from windlass.cli.options import single_option
 from windlass.client import checked_time
 from windlass.model.errors import ConfigurationError
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
-    click.option("--concurrency", type=int, help="How many tasks to run at once."),
-    click.option("--shutdown-timeout", type=float, metavar="S", help="Seconds to finish in."),
+    single_option("--concurrency", type=int, help="How many tasks to run at once."),
+    single_option("--shutdown-timeout", type=float, metavar="S", help="Seconds to finish in."),
 )
 
 
@@ -100,12 +101,14 @@ async def _migrate(app: App, *, check: bool, sql: bool) -> int:
 @app_argument
 @click.argument("type_name", metavar="TYPE")
 @click.argument("payload", metavar="[JSON]", default="{}")
-@click.option("--queue")
-@click.option("--priority", help="0 to 100, or low, normal, high, critical.")
-@click.option("--delay", type=float, metavar="SECONDS")
-@click.option("--at", metavar="TIME", help="ISO 8601 with an offset, as 2030-01-31T08:00:00+01:00.")
-@click.option("--idempotency-key")
-@click.option("--max-attempts", type=int)
+@single_option("--queue")
+@single_option("--priority", help="0 to 100, or low, normal, high, critical.")
+@single_option("--delay", type=float, metavar="SECONDS")
+@single_option(
+    "--at", metavar="TIME", help="ISO 8601 with an offset, as 2030-01-31T08:00:00+01:00."
+)
+@single_option("--idempotency-key")
+@single_option("--max-attempts", type=int)
 @click.option("--tag", "tags", multiple=True)
 def enqueue(application: str, type_name: str, payload: str, **options: Any) -> None:
     """Enqueue a task of TYPE with a JSON object of arguments; prints its id."""
