@@ -1,21 +1,38 @@
 """What was typed wrongly is named in one line, whatever it is."""
 
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from windlass.cli import main
 
 APP = """
 from windlass import App
 
-app = App("memory:")
+app = App()
+in_memory = App("memory:")
 
 @app.task
 async def send(to: str) -> None: ...
 """
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_database_url: str
+) -> Callable[..., Result]:
+    (tmp_path / "usage_app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", shared_database_url)
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, arguments)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -39,13 +56,9 @@ async def send(to: str) -> None: ...
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_two(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], said: str, run: Callable[..., Result]
 ) -> None:
-    (tmp_path / "usage_app.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    done = CliRunner().invoke(main, arguments)
+    done = run(*arguments)
 
     assert done.exit_code == 2, done.exception
     assert said in done.stderr
@@ -84,3 +97,35 @@ def test_an_app_named_by_the_environment_is_one_value_whatever_it_holds() -> Non
 
     assert done.exit_code == 2
     assert "no module 'usage app'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["enqueue", "usage_app:in_memory", "send", '{"to": "a"}'],
+        ["tasks", "list", "--app", "usage_app:in_memory"],
+        ["tasks", "cancel", "--tag", "old", "--app", "usage_app:in_memory"],
+        ["queues", "pause", "mail", "--app", "usage_app:in_memory"],
+        ["workers", "list", "--app", "usage_app:in_memory"],
+    ],
+)
+def test_a_store_that_ends_with_the_command_is_refused(
+    arguments: list[str], run: Callable[..., Result]
+) -> None:
+    done = run(*arguments)
+
+    assert done.exit_code == 2, done.exception
+    assert "the database of usage_app:in_memory is 'memory:'" in done.stderr
+    assert "use postgresql://… or embedded:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_store_in_memory_named_by_the_environment_is_refused_by_the_name_of_the_variable(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", "memory:")
+
+    done = run("tasks", "list")
+
+    assert done.exit_code == 2
+    assert "the database of WINDLASS_DATABASE_URL is 'memory:'" in done.stderr

@@ -9,7 +9,7 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
-from windlass.cli.loading import app_option, json_option, load_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import single_option
 from windlass.cli.run import parse_priority, parse_time
 from windlass.client import Handle, checked_change, checked_reason
@@ -99,7 +99,7 @@ def tasks() -> None:
 @json_option
 def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
     """List tasks, newest first."""
-    records = run(_list(load_app(application), _filter(**wanted, limit=limit)))
+    records = run(_list(load_lasting_app(application), _filter(**wanted, limit=limit)))
     if as_json:
         _print_json(records)
         return
@@ -130,7 +130,7 @@ async def _list(app: App, wanted: TaskFilter) -> list[TaskRecord]:
 @json_option
 def show_task(application: str | None, task_id: str, as_json: bool) -> None:
     """Show one task with everything that is known of it."""
-    record = run(_get(load_app(application), task_id))
+    record = run(_get(load_lasting_app(application), task_id))
     if as_json:
         _print_json([record])
         return
@@ -235,7 +235,7 @@ def _act(
     if bool(task_ids) == by_filter:
         raise ConfigurationError("name tasks either by id or by filter")
     chosen = task_ids or _filter(**wanted)
-    if run(act_on(load_app(application), verb, chosen, dry_run=dry_run)):
+    if run(act_on(load_lasting_app(application), verb, chosen, dry_run=dry_run)):
         raise click.exceptions.Exit(1)
 
 
@@ -254,7 +254,7 @@ def list_queues(application: str | None, as_json: bool) -> None:
         async with app:
             return list(await (await app.store()).queues())
 
-    records = run(read(load_app(application)))
+    records = run(read(load_lasting_app(application)))
     if as_json:
         _print_json(records)
         return
@@ -277,7 +277,7 @@ def list_queues(application: str | None, as_json: bool) -> None:
 @click.argument("name")
 def pause_queue(application: str | None, name: str) -> None:
     """Grant no more tasks of a queue; what runs goes on."""
-    run(_set_paused(load_app(application), name, paused=True))
+    run(_set_paused(load_lasting_app(application), name, paused=True))
 
 
 @queues.command("resume")
@@ -285,7 +285,7 @@ def pause_queue(application: str | None, name: str) -> None:
 @click.argument("name")
 def resume_queue(application: str | None, name: str) -> None:
     """Grant tasks of a queue again."""
-    run(_set_paused(load_app(application), name, paused=False))
+    run(_set_paused(load_lasting_app(application), name, paused=False))
 
 
 async def _set_paused(app: App, name: str, *, paused: bool) -> None:
@@ -311,7 +311,7 @@ def list_workers(application: str | None, as_json: bool) -> None:
         async with app:
             return list(await (await app.store()).workers())
 
-    records = run(read(load_app(application)))
+    records = run(read(load_lasting_app(application)))
     if as_json:
         _print_json(records)
         return

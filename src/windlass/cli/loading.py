@@ -59,6 +59,18 @@ def load_app(application: str | None) -> App:
     return app
 
 
+def load_lasting_app(application: str | None) -> App:
+    """Find an application for a command that looks or acts once: its tasks have to outlive it."""
+    app = load_app(application)
+    if app.url == "memory:":
+        raise ConfigurationError(
+            f"the database of {application or 'WINDLASS_DATABASE_URL'} is 'memory:', which is "
+            "empty when a command begins and gone when it ends; use postgresql://… or embedded:, "
+            "or do this in the process that holds the tasks"
+        )
+    return app
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine, on uvloop where that is installed.
 

@@ -11,7 +11,13 @@ import click
 import msgspec
 
 from windlass.app import App
-from windlass.cli.loading import app_argument, load_app, optional_app_argument, run
+from windlass.cli.loading import (
+    app_argument,
+    load_app,
+    load_lasting_app,
+    optional_app_argument,
+    run,
+)
 from windlass.cli.options import single_option
 from windlass.client import checked_time
 from windlass.model.errors import ConfigurationError
@@ -121,7 +127,8 @@ def enqueue(application: str, type_name: str, payload: str, **options: Any) -> N
         given["at"] = parse_time("--at", given["at"])
     if "priority" in given:
         given["priority"] = parse_priority(given["priority"])
-    click.echo(run(_enqueue(load_app(application), type_name, arguments, given)))
+    app = load_lasting_app(application)
+    click.echo(run(_enqueue(app, type_name, arguments, given)))
 
 
 async def _enqueue(app: App, type_name: str, payload: Any, options: dict[str, Any]) -> str:
