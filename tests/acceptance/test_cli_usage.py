@@ -129,3 +129,35 @@ def test_a_store_in_memory_named_by_the_environment_is_refused_by_the_name_of_th
 
     assert done.exit_code == 2
     assert "the database of WINDLASS_DATABASE_URL is 'memory:'" in done.stderr
+
+
+def test_a_type_that_nobody_defines_is_enqueued_with_a_warning_that_names_near_ones(
+    run: Callable[..., Result],
+) -> None:
+    done = run("enqueue", "usage_app:app", "sned", '{"to": "a"}')
+
+    assert done.exit_code == 0, done.exception
+    assert str(UUID(done.stdout.strip())) == done.stdout.strip()
+    assert "no task type 'sned' is defined by usage_app:app" in done.stderr
+    assert "did you mean 'send'?" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_type_that_is_like_no_other_is_warned_of_without_a_guess(
+    run: Callable[..., Result],
+) -> None:
+    done = run("enqueue", "usage_app:app", "quarterly.report")
+
+    assert "'quarterly.report'" in done.stderr
+    assert "did you mean" not in done.stderr
+
+
+def test_a_type_that_the_app_or_another_one_defines_is_enqueued_without_a_word(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "other_app.py").write_text(APP.replace("send", "elsewhere"))
+    assert run("migrate", "other_app:app").exit_code == 0  # registers its types
+
+    done = [run("enqueue", "usage_app:app", name, '{"to": "a"}') for name in ("send", "elsewhere")]
+
+    assert [(one.exit_code, one.stderr) for one in done] == [(0, "")] * 2

@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -21,6 +22,8 @@ from windlass.cli.loading import (
 from windlass.cli.options import single_option
 from windlass.client import checked_time
 from windlass.model.errors import ConfigurationError
+from windlass.model.limits import shown
+from windlass.registry import checked_name
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
@@ -128,12 +131,30 @@ def enqueue(application: str, type_name: str, payload: str, **options: Any) -> N
     if "priority" in given:
         given["priority"] = parse_priority(given["priority"])
     app = load_lasting_app(application)
-    click.echo(run(_enqueue(app, type_name, arguments, given)))
+    task_id, is_known = run(_enqueue(app, type_name, arguments, given))
+    if not is_known:
+        near = [shown(name) for name in get_close_matches(type_name, app.registry.names())]
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        click.echo(
+            f"windlass: no task type {shown(type_name)} is defined by {application} or registered "
+            f"in its database: the task waits for a worker that knows it{meant}",
+            err=True,
+        )
+    click.echo(task_id)
 
 
-async def _enqueue(app: App, type_name: str, payload: Any, options: dict[str, Any]) -> str:
+async def _enqueue(
+    app: App, type_name: str, payload: Any, options: dict[str, Any]
+) -> tuple[str, bool]:
+    """Enqueue by name; return the id, and whether anybody is known to define the type."""
+    checked_name("task name", type_name)
     async with app:
-        return (await app.enqueue(type_name, payload, **options)).id
+        # Asked first: once the task is written, nothing may stand between its id and the user.
+        is_known = (
+            app.registry.find(type_name) is not None
+            or await (await app.store()).type_defaults(type_name) is not None
+        )
+        return (await app.enqueue(type_name, payload, **options)).id, is_known
 
 
 def parse_time(option: str, text: str) -> datetime:
