@@ -355,8 +355,14 @@ class App(TaskSet):
 
 
 def _checked_url(url: Any) -> str:
+    given, otherwise = "the database URL is", "leave it out for that of WINDLASS_DATABASE_URL"
     if url is None:
         url = os.environ.get("WINDLASS_DATABASE_URL")
+        given, otherwise = "WINDLASS_DATABASE_URL is set but", "unset it for the embedded server"
+    if isinstance(url, str) and not url.strip():
+        raise ConfigurationError(
+            f"{given} empty; give postgresql://user@host/database or embedded:, or {otherwise}"
+        )
     if url is None:
         if is_installed():
             return "embedded:"

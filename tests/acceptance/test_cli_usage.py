@@ -161,3 +161,15 @@ def test_a_type_that_the_app_or_another_one_defines_is_enqueued_without_a_word(
     done = [run("enqueue", "usage_app:app", name, '{"to": "a"}') for name in ("send", "elsewhere")]
 
     assert [(one.exit_code, one.stderr) for one in done] == [(0, "")] * 2
+
+
+def test_an_empty_variable_for_the_database_is_said_to_be_empty(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", "")
+
+    done = run("tasks", "list")
+
+    assert done.exit_code == 2
+    assert "WINDLASS_DATABASE_URL is set but empty" in done.stderr
+    assert "or unset it" in done.stderr

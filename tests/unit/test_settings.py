@@ -138,7 +138,19 @@ def test_a_url_that_is_no_text_is_refused_and_not_repeated(url: Any) -> None:
         assert "hunter2" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["mysql://x", "nonsense", "sqlite:///a", ""])
+@pytest.mark.parametrize("url", ["mysql://x", "nonsense", "sqlite:///a"])
 def test_an_unknown_scheme_is_refused_by_the_app_itself(url: str) -> None:
     with pytest.raises(ConfigurationError, match="scheme"):
         App(url)
+
+
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_an_empty_url_is_said_to_be_empty_with_the_ways_out(
+    empty: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"the database URL is empty; give postgresql://"):
+        App(empty)
+
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", empty)
+    with pytest.raises(ConfigurationError, match=r"WINDLASS_DATABASE_URL is set but empty; give"):
+        App()
