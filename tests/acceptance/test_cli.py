@@ -309,4 +309,4 @@ def test_a_wrong_password_never_shows(windlass: Run, environment: dict[str, str]
     done = windlass("queues", "list", code=1)
 
     assert "hunter2" not in done.stderr
-    assert "cannot be reached" in done.stderr
+    assert "the database at 127.0.0.1:1 cannot be reached" in done.stderr

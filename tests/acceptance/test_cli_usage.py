@@ -173,3 +173,16 @@ def test_an_empty_variable_for_the_database_is_said_to_be_empty(
     assert done.exit_code == 2
     assert "WINDLASS_DATABASE_URL is set but empty" in done.stderr
     assert "or unset it" in done.stderr
+
+
+def test_a_socket_where_nobody_listens_is_named(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The form of the URL that the embedded server has.
+    url = "postgresql://windlass@/windlass?host=%2Fno%2Fwhere&port=5432"
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", url)
+
+    done = run("tasks", "list")
+
+    assert done.exit_code == 1
+    assert "the database at /no/where/.s.PGSQL.5432 cannot be reached" in done.stderr

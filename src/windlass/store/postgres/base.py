@@ -36,7 +36,7 @@ class PostgresBase:
         self._sql = SqlFiles(PACKAGE, options.schema)
         self._direct = options.direct_url or options.url
         self._direct_is_pooler = options.pooler and options.direct_url is None
-        self._run = Statements(self._sql)
+        self._run = Statements(self._sql, options.url)
         self._history = History(self._sql, self._run, options.retention)
 
 

@@ -17,6 +17,7 @@ from windlass.model.errors import (
     StoreUnavailable,
     WrongState,
 )
+from windlass.store.postgres.url import address
 
 ISOLATION = "read committed"  # every statement relies on it
 
@@ -39,8 +40,8 @@ _VALUE_CLASSES = ("22", "54")  # a value of the wrong form, or beyond a limit of
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Turn what the driver raises into what we promise."""
+def translated(url: str | None = None) -> Iterator[None]:
+    """Turn what the driver raises into what we promise; of the URL only the address is named."""
     try:
         yield
     except asyncpg.PostgresError as error:
@@ -57,7 +58,7 @@ def translated() -> Iterator[None]:
             raise ConfigurationError(f"the database role lacks a right: {_said(error)}") from error
         if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
             raise StoreUnavailable(
-                f"the database did not carry out the call: {_said(error)}"
+                f"{_database(url)} did not carry out the call: {_said(error)}"
             ) from error
         if state[:2] in _VALUE_CLASSES:
             # Not the message of the driver: it repeats the value, which may be of a payload.
@@ -72,9 +73,14 @@ def translated() -> Iterator[None]:
         asyncpg.InternalClientError,  # the server ended the session and the driver has not seen it yet
         asyncio.IncompleteReadError,
     ) as error:
-        raise StoreUnavailable(
-            f"the database cannot be reached: {type(error).__name__}: {error}"
-        ) from error
+        # A timeout says nothing but its name.
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise StoreUnavailable(f"{_database(url)} cannot be reached: {reason}") from error
+
+
+def _database(url: str | None) -> str:
+    where = "" if url is None else address(url)
+    return f"the database at {where}" if where else "the database"
 
 
 def _said(error: asyncpg.PostgresError) -> str:
@@ -103,7 +109,7 @@ def _session(pooler: bool) -> dict[str, Any]:
 
 async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
-    with translated(), _checked():
+    with translated(url), _checked(url):
         return await asyncpg.connect(url, **_session(pooler))
 
 
@@ -111,7 +117,7 @@ async def check_isolation(url: str, statement: str) -> None:
     """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
     connection = await connect(url, pooler=True)
     try:
-        with translated():
+        with translated(url):
             level, role, database = await connection.fetchrow(statement)
     finally:
         await connection.close()
@@ -134,7 +140,7 @@ async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) ->
             async with connection.transaction():
                 await connection.fetch(learn_types, *([] for _ in range(8)))
 
-    with translated(), _checked():
+    with translated(url), _checked(url):
         return await asyncpg.create_pool(
             url,
             min_size=0,
@@ -151,7 +157,7 @@ async def _keep_as_it_is(_: asyncpg.Connection) -> None:
 
 
 @contextmanager
-def _checked() -> Iterator[None]:
+def _checked(url: str) -> Iterator[None]:
     try:
         yield
     except asyncpg.InvalidCatalogNameError as error:
@@ -162,6 +168,6 @@ def _checked() -> Iterator[None]:
         asyncpg.DataError,  # or one whose value it does not take
     ) as error:
         # The message of the server names the user, never the password.
-        raise ConfigurationError(f"the database refuses the connection: {error}") from error
+        raise ConfigurationError(f"{_database(url)} refuses the connection: {error}") from error
     except ValueError as error:
         raise ConfigurationError(f"the database URL is not valid: {error}") from error

@@ -50,7 +50,7 @@ class EnqueueVerbs(PostgresBase):
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
                 arguments = _enqueue_arguments(chunk, fence, repeated)
-                with _counted_from(start):
+                with _counted_from(start, self._options.url):
                     _mark_known(answers, await connection.fetch(text, *arguments), start)
         return answers
 
@@ -121,9 +121,9 @@ def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int)
 
 
 @contextmanager
-def _counted_from(start: int) -> Iterator[None]:
+def _counted_from(start: int, url: str) -> Iterator[None]:
     try:
-        with translated():
+        with translated(url):
             yield
     except IdempotencyConflict as conflict:
         conflict.index += start

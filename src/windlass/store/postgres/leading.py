@@ -80,7 +80,7 @@ class LeadVerbs(OperateVerbs):
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
         direct = await connect(self._direct, pooler=self._direct_is_pooler)
         try:
-            with translated():
+            with translated(self._direct):
                 partitions, waiting = await self._history.retain(
                     direct, behind_pooler=self._direct_is_pooler
                 )

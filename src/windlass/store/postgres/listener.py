@@ -45,7 +45,7 @@ class Listener:
         def notified(*_: Any) -> None:
             wake()
 
-        with translated():
+        with translated(self._url):
             await connection.add_listener(self._sql.in_schema("windlass.wake"), notified)
 
     async def _keep(self, wake: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Listener:
         while not connection.is_closed():
             await asyncio.sleep(PROBE_EVERY)
             try:
-                with translated():
+                with translated(self._url):
                     await connection.execute(self._sql.statement("probe"), timeout=PROBE_EVERY)
             except (StoreUnavailable, TimeoutError) as error:
                 connection.terminate()

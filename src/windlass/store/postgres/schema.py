@@ -21,7 +21,7 @@ class Schema:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
         connection = await connect(self._url, pooler=self._pooler)
         try:
-            with translated():
+            with translated(self._url):
                 return await self._pending(connection)
         finally:
             await connection.close()
@@ -30,7 +30,7 @@ class Schema:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
         connection = await connect(self._url, pooler=self._pooler)
         try:
-            with translated():
+            with translated(self._url):
                 self._check_server(connection)
                 return await self._apply(connection)
         finally:

@@ -16,8 +16,9 @@ GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellati
 class Statements:
     """The statements of one store, once it has a pool."""
 
-    def __init__(self, sql: SqlFiles) -> None:
+    def __init__(self, sql: SqlFiles, url: str) -> None:
         self._sql = sql
+        self._url = url
         self.pool: asyncpg.Pool | None = None
 
     async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
@@ -47,7 +48,7 @@ class Statements:
         pool = self.pool
         if pool is None:
             raise StoreUnavailable("the store is not open")
-        with translated():
+        with translated(self._url):
             connection = await pool.acquire()
             try:
                 yield connection

@@ -1,12 +1,15 @@
 """The URL of a database, looked at before the driver does."""
 
+import os
 import re
+from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from windlass.model.errors import ConfigurationError
 
 SCHEMES = ("postgresql", "postgres")
-_HOST = re.compile(r"(?:\[[^\[\]]+\]|[^\[\]:]*)(?::(?P<port>.*))?")
+DEFAULT_PORT = "5432"
+_HOST = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:]*)(?::(?P<port>.*))?")
 
 
 def checked_url(what: str, url: str) -> str:
@@ -21,6 +24,42 @@ def checked_url(what: str, url: str) -> str:
             "with %40 for an @ in the password, %2F for a /, %3A for a :, %3F for a ?, %23 for a #"
         )
     return url
+
+
+def address(url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Return where a URL that was checked leads to, as the driver reads it: hosts or sockets.
+
+    Empty if it cannot be told from a part of a password.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.path:
+        return ""  # the password may hold a '/': then what looks like a host and port is its half
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    hosts = unquote(parts.netloc.rpartition("@")[2])
+    ports = "" if hosts else query.get("port", "")
+    hosts = hosts or query.get("host", "")
+    if not hosts and "service" in query:
+        return f"the host of service '{query['service']}'"
+    hosts = hosts or environment.get("PGHOST", "")
+    otherwise = (ports or environment.get("PGPORT") or DEFAULT_PORT).split(",")
+    if not hosts:
+        return f"a local socket or localhost, port {otherwise[0]}"
+    named = hosts.split(",")
+    if len(otherwise) != len(named):
+        otherwise = otherwise[:1] * len(named)
+    return ", ".join(
+        _one_address(host, port, is_fixed=bool(ports))
+        for host, port in zip(named, otherwise, strict=True)
+    )
+
+
+def _one_address(text: str, port: str, *, is_fixed: bool) -> str:
+    if text.startswith("/"):
+        return text if ".s.PGSQL." in text else f"{text}/.s.PGSQL.{port}"
+    match = _HOST.fullmatch(text)
+    if match is None or is_fixed or not match["port"]:
+        return f"{match['host'] if match else text}:{port}"
+    return text
 
 
 def _wrong_with(url: str) -> str | None:
