@@ -13,6 +13,7 @@ _LEVELS = {
     "settlement.abandoned": logging.WARNING,
     "store.unavailable": logging.WARNING,
     "listener.lost": logging.WARNING,
+    "migration.waiting": logging.WARNING,
     "claim.rescued": logging.WARNING,
     "worker.removed": logging.WARNING,
     "task.dead": logging.WARNING,

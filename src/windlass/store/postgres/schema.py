@@ -1,12 +1,17 @@
 """The schema: its migrations, applied in order, forward only, under a lock."""
 
+import asyncio
+from functools import partial
+
 import asyncpg
 
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, StoreBusy
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.sqlfiles import Migration, SqlFiles
+from windlass.telemetry import emit
 
 MINIMUM_SERVER = 15
+TELL_AFTER = 5.0  # seconds of waiting for another session that migrates
 
 
 class Schema:
@@ -49,26 +54,45 @@ class Schema:
         if not await self._pending(connection):
             return []
         await self._check_name(connection)
-        applied = []
         try:
             async with connection.transaction():
                 await self._lock(connection)
                 await connection.execute(self._sql.statement("create_schema"))
-            for migration in self._sql.migrations():
-                async with connection.transaction():
-                    await self._lock(connection)
-                    # Whoever held the lock before may have applied it meanwhile.
-                    if migration.number in await self._applied(connection):
-                        continue
-                    await connection.execute(migration.sql)
-                    await connection.execute(self._note(migration))
-                    applied.append(migration)
+            return [
+                migration
+                for migration in self._sql.migrations()
+                if await self._apply_one(connection, migration)
+            ]
         except asyncpg.InsufficientPrivilegeError as error:
             raise ConfigurationError(
                 f"this database role may not migrate the schema '{self._sql.schema}' ({error}); "
                 "let an administrator run: windlass migrate"
             ) from error
-        return applied
+
+    async def _apply_one(self, connection: asyncpg.Connection, migration: Migration) -> bool:
+        try:
+            async with connection.transaction():
+                await self._lock(connection)
+                # Whoever held the lock before may have applied it meanwhile.
+                if migration.number in await self._applied(connection):
+                    return False
+                await connection.execute(migration.sql)
+                await connection.execute(self._note(migration))
+                return True
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+            raise StoreBusy(await self._who_holds(connection, migration, error)) from error
+
+    async def _who_holds(
+        self, connection: asyncpg.Connection, migration: Migration, error: Exception
+    ) -> str:
+        rows = await connection.fetch(self._sql.statement("list_lock_holders"))
+        holders = ", ".join(f"{pid} ({program or 'unnamed'})" for pid, program in rows)
+        return (
+            f"migration {migration.number:04d}_{migration.name} was not applied: another session "
+            f"holds a lock that it needs in the schema '{self._sql.schema}' ({error}); "
+            f"sessions with locks there: {holders or 'none any more'}; let them finish, stop the "
+            "workers, or end one with pg_terminate_backend(); then run: windlass migrate"
+        )
 
     async def _pending(self, connection: asyncpg.Connection) -> list[Migration]:
         migrations = self._sql.migrations()
@@ -88,7 +112,13 @@ class Schema:
         return {row["number"] for row in rows}
 
     async def _lock(self, connection: asyncpg.Connection) -> None:
-        await connection.execute(self._sql.statement("lock_migrations"))
+        # The other migration may take as long as it needs, but nobody waits for it unknowingly.
+        waiting = partial(emit, "migration.waiting", schema=self._sql.schema, behind="another one")
+        telling = asyncio.get_running_loop().call_later(TELL_AFTER, waiting)
+        try:
+            await connection.execute(self._sql.statement("lock_migrations"))
+        finally:
+            telling.cancel()
 
     def _note(self, migration: Migration) -> str:
         text = self._sql.statement("note_migration")
