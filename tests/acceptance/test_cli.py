@@ -299,8 +299,9 @@ def test_migrations_are_checked_printed_and_applied(
     assert "pending: 0001_tables" in pending
     assert "CREATE TABLE windlass.task" in script
     assert "applied: 0001_tables" in applied
-    assert windlass("migrate", "--check").stdout == ""
-    assert windlass("migrate").stdout == ""
+    up_to_date = f"schema 'windlass' is up to date: {applied.split()[-1]}\n"
+    assert windlass("migrate", "--check").stdout == up_to_date
+    assert windlass("migrate").stdout == up_to_date
 
 
 def test_a_wrong_password_never_shows(windlass: Run, environment: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
@@ -93,17 +94,22 @@ async def _migrate(app: App, *, check: bool, sql: bool) -> int:
             if sql:
                 click.echo(schema.script(pending) if pending else "-- nothing is pending")
                 return 0
-            for migration in pending:
-                click.echo(f"pending: {migration.number:04d}_{migration.name}")
+            _say("pending", pending, otherwise=schema.up_to_date)
             return 1 if pending else 0
-        for migration in await schema.migrate():
-            click.echo(f"applied: {migration.number:04d}_{migration.name}")
+        _say("applied", await schema.migrate(), otherwise=schema.up_to_date)
         if list(app.registry):
             store = await app.store()
             await store.register_types([one.defaults for one in app.registry])
         return 0
     finally:
         await app.close()
+
+
+def _say(what: str, migrations: Sequence[object], *, otherwise: str) -> None:
+    for migration in migrations:
+        click.echo(f"{what}: {migration}")
+    if not migrations:
+        click.echo(otherwise)
 
 
 @click.command()

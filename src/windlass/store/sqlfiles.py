@@ -19,6 +19,9 @@ class Migration:
     name: str
     sql: str
 
+    def __str__(self) -> str:
+        return f"{self.number:04d}_{self.name}"
+
 
 def checked_schema(name: str) -> str:
     """Return a name that needs no quotes, or raise."""

@@ -22,6 +22,11 @@ class Schema:
         self._pooler = pooler
         self._sql = sql
 
+    @property
+    def up_to_date(self) -> str:
+        """What is said of a schema that lacks nothing."""
+        return f"schema '{self._sql.schema}' is up to date: {self._sql.migrations()[-1]}"
+
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
         connection = await connect(self._url, pooler=self._pooler)
@@ -88,7 +93,7 @@ class Schema:
         rows = await connection.fetch(self._sql.statement("list_lock_holders"))
         holders = ", ".join(f"{pid} ({program or 'unnamed'})" for pid, program in rows)
         return (
-            f"migration {migration.number:04d}_{migration.name} was not applied: another session "
+            f"migration {migration} was not applied: another session "
             f"holds a lock that it needs in the schema '{self._sql.schema}' ({error}); "
             f"sessions with locks there: {holders or 'none any more'}; let them finish, stop the "
             "workers, or end one with pg_terminate_backend(); then run: windlass migrate"

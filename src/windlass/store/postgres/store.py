@@ -43,8 +43,8 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
             await self._schema.migrate()
         elif pending := await self._schema.pending():
             raise ConfigurationError(
-                f"the schema '{self._sql.schema}' lacks migration "
-                f"{pending[0].number:04d}_{pending[0].name}; run: windlass migrate"
+                f"the schema '{self._sql.schema}' lacks migration {pending[0]}; "
+                "run: windlass migrate"
             )
         self._run.pool = await create_pool(
             self._options.url,
