@@ -168,6 +168,20 @@ def test_pausing_and_resuming_say_what_they_did(windlass: Run, tasks: Tasks) -> 
     assert windlass("queues", "resume", "mail").stdout == "queue 'mail' is resumed\n"
 
 
+def test_resuming_what_was_not_paused_says_so_and_is_no_failure(
+    windlass: Run, tasks: Tasks
+) -> None:
+    windlass("queues", "pause", "mail")
+
+    assert windlass("queues", "resume", "default").stdout == "queue 'default' was not paused\n"
+    assert windlass("queues", "resume", "mial").stdout == (
+        "queue 'mial' was not paused, and no task waits or runs in it; did you mean 'mail'?\n"
+    )
+    assert windlass("queues", "resume", "reports").stdout == (
+        "queue 'reports' was not paused, and no task waits or runs in it\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
+from windlass.cli.guessing import guess
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import single_option
 from windlass.cli.run import parse_priority, parse_time
@@ -277,7 +278,8 @@ def list_queues(application: str | None, as_json: bool) -> None:
 @click.argument("name")
 def pause_queue(application: str | None, name: str) -> None:
     """Grant no more tasks of a queue; what runs goes on."""
-    run(_set_paused(load_lasting_app(application), name, paused=True))
+    run(_pause(load_lasting_app(application), checked_name("queue", name)))
+    click.echo(f"queue '{name}' is paused; what runs goes on")
 
 
 @queues.command("resume")
@@ -285,15 +287,24 @@ def pause_queue(application: str | None, name: str) -> None:
 @click.argument("name")
 def resume_queue(application: str | None, name: str) -> None:
     """Grant tasks of a queue again."""
-    run(_set_paused(load_lasting_app(application), name, paused=False))
+    click.echo(run(_resume(load_lasting_app(application), checked_name("queue", name))))
 
 
-async def _set_paused(app: App, name: str, *, paused: bool) -> None:
-    checked_name("queue", name)
+async def _pause(app: App, name: str) -> None:
+    async with app:
+        await (await app.store()).pause(name)
+
+
+async def _resume(app: App, name: str) -> str:
+    """Resume a queue; return what is to be said of it."""
     async with app:
         store = await app.store()
-        await (store.pause(name) if paused else store.resume(name))
-    click.echo(f"queue '{name}' is {'paused; what runs goes on' if paused else 'resumed'}")
+        if await store.resume(name):
+            return f"queue '{name}' is resumed"
+        known = [queue.name for queue in await store.queues()]
+    if name in known:
+        return f"queue '{name}' was not paused"
+    return f"queue '{name}' was not paused, and no task waits or runs in it{guess(name, known)}"
 
 
 @click.group(cls=WorkerCommands)

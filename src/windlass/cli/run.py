@@ -6,13 +6,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any
 
 import click
 import msgspec
 
 from windlass.app import App
+from windlass.cli.guessing import guess
 from windlass.cli.loading import (
     app_argument,
     load_app,
@@ -139,11 +139,10 @@ def enqueue(application: str, type_name: str, payload: str, **options: Any) -> N
     app = load_lasting_app(application)
     task_id, is_known = run(_enqueue(app, type_name, arguments, given))
     if not is_known:
-        near = [shown(name) for name in get_close_matches(type_name, app.registry.names())]
-        meant = f"; did you mean {' or '.join(near)}?" if near else ""
         click.echo(
             f"windlass: no task type {shown(type_name)} is defined by {application} or registered "
-            f"in its database: the task waits for a worker that knows it{meant}",
+            f"in its database: the task waits for a worker that knows it"
+            f"{guess(type_name, app.registry.names())}",
             err=True,
         )
     click.echo(task_id)

@@ -125,8 +125,8 @@ class OperateStore(Protocol):
     async def pause(self, queue: str) -> None:
         """Grant no more tasks of this queue."""
 
-    async def resume(self, queue: str) -> None:
-        """Grant tasks of this queue again."""
+    async def resume(self, queue: str) -> bool:
+        """Grant tasks of this queue again; return whether it was paused."""
 
 
 class ReadStore(Protocol):

@@ -60,6 +60,8 @@ class OperateVerbs(MemoryBase):
         self._paused.add(queue)
 
     @transaction
-    async def resume(self, queue: str) -> None:
+    async def resume(self, queue: str) -> bool:
+        was_paused = queue in self._paused
         self._paused.discard(queue)
         self._has_news = True
+        return was_paused

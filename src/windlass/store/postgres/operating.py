@@ -36,8 +36,8 @@ class OperateVerbs(PostgresBase):
     async def pause(self, queue: str) -> None:
         await self._run.execute("pause_queue", queue)
 
-    async def resume(self, queue: str) -> None:
-        await self._run.execute("resume_queue", queue)
+    async def resume(self, queue: str) -> bool:
+        return bool(await self._run.fetchval("resume_queue", queue))
 
     async def _wrong_state(self, task_id: UUID, rule: str) -> Exception:
         state = await self._run.fetchval("read_state", task_id)

@@ -193,6 +193,15 @@ class ReadRules(Steps):
         assert not any(paused.counts.values())
         assert resumed is None
 
+    async def test_resuming_says_whether_the_queue_was_paused(self, store: Store) -> None:
+        await self.add(store, queue="busy")
+        await store.pause("bulk")
+
+        assert await store.resume("bulk") is True
+        assert await store.resume("bulk") is False
+        assert await store.resume("busy") is False
+        assert await store.resume("never seen") is False
+
     async def test_a_queue_whose_tasks_have_ended_is_not_listed(self, store: Store) -> None:
         await self.end(store, Outcome.COMPLETED)
 
