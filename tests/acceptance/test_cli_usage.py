@@ -77,13 +77,13 @@ def test_wrong_usage_is_one_line_and_exit_code_two(
         (["tasks", "change", str(UUID(int=1))], "--priority", ("low", "high")),
         (["queues", "list"], "--app", ("usage_app:app", "other:app")),
         (["enqueue", "usage_app:app", "send"], "--queue", ("mail", "bulk")),
-        (["worker", "usage_app:app"], "--concurrency", ("2", "3")),
+        (["worker", "nowhere:app"], "--concurrency", ("2", "3")),
     ],
 )
 def test_a_second_value_is_refused_and_both_are_named(
-    command: list[str], option: str, values: tuple[str, str]
+    command: list[str], option: str, values: tuple[str, str], run: Callable[..., Result]
 ) -> None:
-    done = CliRunner().invoke(main, [*command, option, values[0], option, values[1]])
+    done = run(*command, option, values[0], option, values[1])
 
     assert done.exit_code == 2, done.exception
     assert done.stderr.startswith(f"windlass: {option} takes one value")
