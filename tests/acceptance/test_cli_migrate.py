@@ -1,6 +1,7 @@
 """What `windlass migrate` says: that nothing is pending, and what stands in its way."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 
 import asyncpg
@@ -11,7 +12,6 @@ from windlass.cli import main
 from windlass.store.postgres import schema
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.sqlfiles import SqlFiles
-from windlass.telemetry import subscribe
 
 
 @pytest.fixture
@@ -37,6 +37,18 @@ async def hold(url: str) -> asyncpg.Connection:
     return session
 
 
+class Waits(logging.Handler):
+    """Hears in the log that a migration waits for another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("migration.waiting schema=windlass"):
+            self.told.set()
+
+
 async def test_who_waits_for_another_migration_says_so(
     empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,16 +56,16 @@ async def test_who_waits_for_another_migration_says_so(
     store = PostgresStore(PostgresOptions(url=empty_database_url))
     session = await asyncpg.connect(empty_database_url)
     await session.execute("BEGIN;" + store._sql.statement("lock_migrations"))
-    told = asyncio.Event()
-    stop = subscribe(lambda event, _: told.set() if event == "migration.waiting" else None)
+    waits = Waits()
+    logging.getLogger("windlass").addHandler(waits)
 
     try:
         migrating = asyncio.create_task(store.schema.migrate())
-        await asyncio.wait_for(told.wait(), 10)
+        await asyncio.wait_for(waits.told.wait(), 10)
         await session.execute("COMMIT")
         assert await migrating
     finally:
-        stop()
+        logging.getLogger("windlass").removeHandler(waits)
         await session.close()
 
 
