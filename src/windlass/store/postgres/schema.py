@@ -88,13 +88,13 @@ class Schema:
             raise StoreBusy(await self._who_holds(connection, migration, error)) from error
 
     async def _who_holds(
-        self, connection: asyncpg.Connection, migration: Migration, error: Exception
+        self, connection: asyncpg.Connection, migration: Migration, error: asyncpg.PostgresError
     ) -> str:
         rows = await connection.fetch(self._sql.statement("list_lock_holders"))
         holders = ", ".join(f"{pid} ({program or 'unnamed'})" for pid, program in rows)
         return (
             f"migration {migration} was not applied: another session "
-            f"holds a lock that it needs in the schema '{self._sql.schema}' ({error}); "
+            f"holds a lock that it needs in the schema '{self._sql.schema}' ({error.message}); "
             f"sessions with locks there: {holders or 'none any more'}; let them finish, stop the "
             "workers, or end one with pg_terminate_backend(); then run: windlass migrate"
         )
