@@ -16,6 +16,7 @@ from windlass.model.limits import shown
 
 # An escaped NUL that is not itself the tail of an escaped backslash. PostgreSQL cannot hold it.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_DEEPEST = 20  # levels to which the place of an error is looked for
 
 
 def _encode_other(value: Any) -> Any:
@@ -62,18 +63,61 @@ def _comes_back(text: str, value: Any) -> bool:
 
 def _encode(value: Any, *, what: str, max_bytes: int) -> str:
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_encode_other)
+        encoded = _to_json(value)
     except Exception as error:
-        # Of ours or of the value's own: it may bring code with it. Lone surrogates raise here too.
-        raise PayloadError(f"{what}: {error}") from error
+        # Of ours or of the value's own: it may bring code with it.
+        raise PayloadError(f"{what}: {error}{_where(value)}") from error
     if len(encoded) > max_bytes:
         raise PayloadError(
             f"{what}: {len(encoded)} bytes are more than the limit of {max_bytes}; "
             "store the data elsewhere and pass a reference"
         )
-    if b"\\u0000" in encoded and _NUL.search(encoded):
-        raise PayloadError(f"{what}: a string holds the NUL character, which PostgreSQL refuses")
     return encoded.decode()
+
+
+def _encode_arguments(arguments: dict[str, Any], *, what: str, max_bytes: int) -> str:
+    try:
+        return _encode(arguments, what=what, max_bytes=max_bytes)
+    except PayloadError:
+        for name, value in arguments.items():  # one that fails by itself is named
+            _encode(value, what=f"{what}: argument {shown(name)}", max_bytes=max_bytes)
+        raise
+
+
+def _to_json(value: Any) -> bytes:
+    try:
+        encoded = msgspec.json.encode(value, enc_hook=_encode_other)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            "a string holds half of a surrogate pair, which UTF-8 cannot carry"
+        ) from error
+    if b"\\u0000" in encoded and _NUL.search(encoded):
+        raise ValueError("a string holds the NUL character, which PostgreSQL refuses")
+    return encoded
+
+
+def _where(value: Any) -> str:
+    """Say where in a value that cannot be carried the fault lies, if it is not all of it."""
+    place: _Place | None = None
+    for _ in range(_DEEPEST):
+        fault = _fault(place, value)
+        if fault is None:
+            return f", at {place}" if str(place or "") else ""
+        place, value = fault
+    return ""
+
+
+def _fault(place: "_Place | None", value: Any) -> "tuple[_Place, Any] | None":
+    try:
+        parts = _parts(place, value)
+    except Exception:  # noqa: BLE001 - of the value's own
+        return None
+    for part in parts:
+        try:
+            _to_json(part[1])
+        except Exception:  # noqa: BLE001 - of ours or of the value's own
+            return part
+    return None
 
 
 class _Place(NamedTuple):
@@ -102,15 +146,22 @@ def _altered(value: Any) -> str | None:
                 at = "" if place is None else f" at {place}"
                 return f"{one}{at} is no number of JSON; return None or a string for it"
         elif isinstance(one, dict):
-            for key, item in one.items():
+            for key in one:
                 if not isinstance(key, str):
                     return f"key {shown(key)} of {place or 'the dict'} is no string; use strings"
-                waiting.append((_Place(place, "[{}]", key), item))
-        elif isinstance(one, list | tuple | set | frozenset):
-            waiting += [(_Place(place, "[{}]", index), item) for index, item in enumerate(one)]
-        elif not isinstance(one, str | int | None):
-            waiting += [(_Place(place, "{}", name), item) for name, item in _fields(one)]
+        waiting += _parts(place, one)
     return None
+
+
+def _parts(place: _Place | None, value: Any) -> list[tuple[_Place, Any]]:
+    """What a value is made of, each with its place."""
+    if isinstance(value, dict):
+        return [(_Place(place, "[{}]", key), item) for key, item in value.items()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [(_Place(place, "[{}]", index), item) for index, item in enumerate(value)]
+    if isinstance(value, str | int | float | None):
+        return []
+    return [(_Place(place, "{}", name), item) for name, item in _fields(value)]
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
@@ -190,7 +241,7 @@ class ArgumentCodec:
         if not isinstance(arguments, dict):
             kind = type(arguments).__name__
             raise PayloadError(f"{what}: the payload is a {kind}; give a dict of arguments")
-        text = _encode(arguments, what=what, max_bytes=max_bytes)
+        text = _encode_arguments(arguments, what=what, max_bytes=max_bytes)
         try:
             arrived = self._decoder.decode(text)
         except Exception as error:
@@ -256,7 +307,7 @@ def check_plain(name: str, payload: Any, *, max_bytes: int) -> str:
         raise PayloadError(
             f"task '{name}': the payload is a {type(payload).__name__}; give a dict of arguments"
         )
-    text = _encode(payload, what=f"task '{name}'", max_bytes=max_bytes)
+    text = _encode_arguments(payload, what=f"task '{name}'", max_bytes=max_bytes)
     if not _arrives(payload, decode_json(text)):
         raise PayloadError(
             f"task '{name}': the payload would not arrive as it was sent; "

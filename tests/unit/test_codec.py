@@ -85,9 +85,9 @@ def test_positional_only_parameters_are_called_by_position() -> None:
         (("a", "b"), {}, "too many"),
         ((1,), {}, "Expected `str`"),
         (("a",), {"nonsense": 1}, "unexpected keyword"),
-        (("a\x00b",), {}, "NUL"),
-        (("\ud800",), {}, "resize"),
-        (("x" * LIMIT,), {}, "limit of 1000"),
+        (("a\x00b",), {}, "argument 'image'.*NUL"),
+        (("\ud800",), {}, "argument 'image': a string holds half of a surrogate pair"),
+        (("x" * LIMIT,), {}, "argument 'image'.*limit of 1000"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(
@@ -209,3 +209,46 @@ def test_what_would_be_altered_inside_a_record_is_refused(value: Any) -> None:
 
     with pytest.raises(PayloadError, match="would not arrive"):
         codec(function).encode((Loose(value),), {}, max_bytes=LIMIT)
+
+
+class Dumped:
+    """A record that writes itself down."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def model_dump(self, *, mode: str) -> Any:
+        assert mode == "json"
+        return {"value": self.value}
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint", "place"),
+    [
+        ({"rows": [{"name": "a"}, {"name": "\ud800"}]}, "surrogate", ", at ['rows'][1]['name']"),
+        ({"loose": Loose(["\x00"])}, "NUL", ", at ['loose'].value[0]"),
+        ([Dumped([b"ok", object()])], "type object", ", at [0]['value'][1]"),
+        (Dumped("\ud800"), "surrogate", ", at ['value']"),
+        ({"\ud800": 1}, "surrogate", "carry"),
+    ],
+)
+def test_what_cannot_be_carried_is_named_with_its_argument_and_place(
+    value: Any, complaint: str, place: str
+) -> None:
+    def function(first: int, value: Any) -> None: ...
+
+    message = f"^task 'resize': argument 'value': .*{complaint}"
+    with pytest.raises(PayloadError, match=message) as raised:
+        codec(function).encode((1, value), {}, max_bytes=LIMIT)
+    with pytest.raises(PayloadError, match=message) as raised_by_name:
+        check_plain("resize", {"first": 1, "value": value}, max_bytes=LIMIT)
+
+    assert str(raised.value).endswith(place)
+    assert str(raised_by_name.value).endswith(place)
+
+
+def test_arguments_that_are_too_large_together_are_refused() -> None:
+    def function(first: str, second: str) -> None: ...
+
+    with pytest.raises(PayloadError, match="task 'resize': 1224 bytes"):
+        codec(function).encode(("x" * 600, "x" * 600), {}, max_bytes=LIMIT)
