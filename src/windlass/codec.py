@@ -189,7 +189,12 @@ class ArgumentCodec:
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
-        signature = inspect.signature(function)
+        try:
+            signature = inspect.signature(function)
+        except ValueError as error:  # some that are built in say nothing of their parameters
+            raise ConfigurationError(
+                f"task '{name}': {error}; write a function around it"
+            ) from None
         try:
             hints = typing.get_type_hints(function, include_extras=True)
         except (NameError, AttributeError, TypeError, SyntaxError) as error:
@@ -206,7 +211,12 @@ class ArgumentCodec:
                     f"task '{name}': parameter '{parameter}' takes any number of arguments; "
                     "a payload has named ones, so name them"
                 )
-            if hints.get(parameter.name) is Context:
+            if hints.get(parameter.name) in (Context, Context | None):
+                if self.context_name is not None:
+                    raise ConfigurationError(
+                        f"task '{name}': '{self.context_name}' and '{parameter.name}' are both "
+                        "annotated Context; leave one"
+                    )
                 self.context_name = parameter.name
                 continue
             parameters.append(parameter)
@@ -217,7 +227,7 @@ class ArgumentCodec:
                 else (parameter.name, kind, msgspec.UNSET)
             )
         self._signature = signature.replace(parameters=parameters)
-        self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+        self._positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         self._names = [p.name for p in parameters]
         try:
             shape = msgspec.defstruct(
@@ -271,7 +281,8 @@ class ArgumentCodec:
         """Call the function with decoded arguments."""
         if not self._positional:
             return function(**arguments)
-        first = [arguments.pop(name) for name in self._positional if name in arguments]
+        # One that was left out keeps its place: the next would be taken for it.
+        first = [arguments.pop(one.name, one.default) for one in self._positional]
         return function(*first, **arguments)
 
 

@@ -78,6 +78,28 @@ def test_positional_only_parameters_are_called_by_position() -> None:
     assert one.call(function, one.decode('{"a": 1, "b": 2}')) == 12
 
 
+def test_a_positional_only_parameter_that_is_left_out_keeps_its_place() -> None:
+    def function(a: int = 3, b: int = 4, /) -> int:
+        return 10 * a + b
+
+    one = codec(function)
+
+    assert one.call(function, one.decode('{"b": 5}')) == 35
+
+
+def test_the_context_may_be_positional_only_or_optional() -> None:
+    def first(ctx: Context, /, a: int) -> list[Any]:
+        return [ctx, a]
+
+    def optional(a: int, ctx: Context | None = None) -> list[Any]:
+        return [ctx, a]
+
+    for function in (first, optional):
+        one = codec(function)
+        assert one.context_name == "ctx"
+        assert one.call(function, {**one.decode('{"a": 1}'), "ctx": "context"}) == ["context", 1]
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
