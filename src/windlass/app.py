@@ -29,7 +29,7 @@ from windlass.model.errors import ConfigurationError, PayloadError, TaskNotFound
 from windlass.model.limits import shown
 from windlass.model.task import Retention, WorkerInfo
 from windlass.portal import Portal
-from windlass.registry import Middleware, Registry, checked_names
+from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.service import cancelled_by, first_of
 from windlass.settings import Settings
@@ -45,6 +45,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 HookT = TypeVar("HookT", bound=Callable[[], Any])
+
+_WORKER_OPTIONS = ("queues", "concurrency", "shutdown_timeout")
 
 
 @dataclass(slots=True)
@@ -79,21 +81,28 @@ class App(TaskSet):
 
     def include(self, tasks: TaskSet) -> None:
         """Take in the tasks of a library."""
-        for task in tasks.tasks:
+        if not isinstance(tasks, TaskSet):
+            raise ConfigurationError(
+                f"include {shown(tasks)}: give a TaskSet, one that was made with TaskSet()"
+            )
+        for task in tuple(tasks.tasks):
             self._add(task)
 
     def middleware(self, function: MiddlewareT) -> MiddlewareT:
         """Wrap every handler: `async def f(ctx, call_next): return await call_next()`."""
+        check_callback("middleware", function, "ctx", "call_next")
         self.registry.middleware.append(function)
         return function
 
     def on_startup(self, function: HookT) -> HookT:
         """Run this when a worker starts; what it returns is `ctx.state`."""
+        check_callback("start-up hook", function)
         self._on_startup.append(function)
         return function
 
     def on_shutdown(self, function: HookT) -> HookT:
         """Run this when a worker has stopped."""
+        check_callback("shut-down hook", function)
         self._on_shutdown.append(function)
         return function
 
@@ -150,6 +159,7 @@ class App(TaskSet):
 
         A worker that fails cancels the block and raises its error from there.
         """
+        _check_worker_options(options)
         async with self:
             worker = await self.new_worker(**options)
             started = asyncio.Event()
@@ -166,6 +176,8 @@ class App(TaskSet):
 
     async def run_worker(self, *, until_idle: bool = False, **options: Any) -> None:
         """Run a worker until it is cancelled, or until nothing is ready and nothing runs."""
+        _check_worker_options(options)
+        checked_flag("until_idle", until_idle)
         async with self:
             worker = await self.new_worker(**options)
             running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
@@ -181,12 +193,14 @@ class App(TaskSet):
         *,
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
-        shutdown_timeout: float | None = None,
+        shutdown_timeout: float | timedelta | None = None,
     ) -> Worker:
         """Make a worker that is not running yet, for whoever handles signals."""
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
+        if isinstance(shutdown_timeout, timedelta):
+            shutdown_timeout = shutdown_timeout.total_seconds()
         if shutdown_timeout is not None:
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
         if queues is not None:
@@ -402,6 +416,14 @@ def _checked_calls(given: Any) -> list[Call]:
             kind = type(call).__name__
             raise PayloadError(f"item {index} is of type {kind}; use task.call(...)")
     return calls
+
+
+def _check_worker_options(options: dict[str, Any]) -> None:
+    for name in options:
+        if name not in _WORKER_OPTIONS:
+            raise ConfigurationError(
+                f"worker option '{name}' is not known; options are: {', '.join(_WORKER_OPTIONS)}"
+            )
 
 
 def _checked_queues(given: Any) -> tuple[str, ...]:

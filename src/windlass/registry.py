@@ -117,13 +117,20 @@ class TaskOptions:
 
 def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
     """Check a function and its options, and make a definition of them."""
+    if isinstance(function, staticmethod):
+        function = function.__func__
     if not callable(function):
         raise ConfigurationError(
             f"a task is made of a function, not of {shown(function)}; options need their names, "
             "as in @app.task(name=…)"
         )
+    if not inspect.isroutine(function):
+        raise ConfigurationError(
+            f"a task is made of a function, not of {shown(function)}; write one that calls it"
+        )
     own_name = getattr(function, "__name__", None)
     name = checked_name("task name", own_name if options.name is None else options.name)
+    _refuse_generator(f"task '{name}':", function, "return a list, or enqueue a task for each item")
     is_coroutine = inspect.iscoroutinefunction(function)
     return TaskDefinition(
         name=name,
@@ -141,6 +148,29 @@ def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition
         if options.retention is None
         else checked_retention(f"task '{name}': retention", options.retention),
     )
+
+
+def check_callback(what: str, function: Any, *parameters: str) -> None:
+    """Raise unless a worker can call this with these arguments."""
+    wanted = ", ".join(parameters) or "no arguments"
+    if not callable(function):
+        raise ConfigurationError(f"{what} {shown(function)}: give a function of {wanted}")
+    _refuse_generator(what, function, "write one that returns")
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what} {_place(function)}: {error}; it is called with {wanted}"
+        ) from error
+    except ValueError:
+        return  # built in, and says nothing of its parameters
+
+
+def _refuse_generator(what: str, function: Callable[..., Any], way_out: str) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{what} {_place(function)} is a generator function, which would not be run; {way_out}"
+        )
 
 
 def _checked_run(name: str, run: str | None, is_coroutine: bool) -> RunKind:
@@ -188,8 +218,8 @@ class Registry:
             return
         if known is not None:
             raise ConfigurationError(
-                f"task '{definition.name}' is defined twice, in {_place(known)} and in "
-                f"{_place(definition)}; give one of them another name"
+                f"task '{definition.name}' is defined twice, in {_place(known.function)} and in "
+                f"{_place(definition.function)}; give one of them another name"
             )
         self._definitions[definition.name] = definition
 
@@ -205,5 +235,6 @@ class Registry:
         return tuple(self._definitions)
 
 
-def _place(definition: TaskDefinition) -> str:
-    return f"{definition.function.__module__}.{definition.function.__qualname__}"
+def _place(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", None)
+    return shown(function) if name is None else f"{function.__module__}.{name}"

@@ -1,11 +1,13 @@
 """Bad input is refused with an error that names the thing, and nothing is written."""
 
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
-from windlass import App, ConfigurationError, PayloadError, WindlassError
+from windlass import App, ConfigurationError, Context, PayloadError, TaskSet, WindlassError
 
 
 @pytest.fixture
@@ -103,6 +105,156 @@ def test_a_wrong_task_option_is_named(app: App, options: dict[str, Any], named: 
 
         @app.task(**options)
         async def work() -> None: ...
+
+
+def items() -> Iterator[int]:
+    yield 1
+
+
+async def async_items() -> AsyncIterator[int]:
+    yield 1
+
+
+def with_argument(app: App) -> None: ...
+
+
+class Functor:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize("function", [items, async_items, staticmethod(items)])
+def test_a_generator_function_is_no_task(app: App, function: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'list\.all'.*items is a generator.*return a list"
+    ):
+        app.task(name="list.all")(function)
+
+    assert app.registry.names() == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (Functor(), "Functor object.*write one"),
+        (Functor, "class.*write one"),
+        (partial(with_argument), "partial.*write one"),
+        (int, "int.*write one"),
+        (max, "max"),
+        (5, "5"),
+    ],
+)
+def test_what_is_no_function_is_no_task(app: App, function: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        app.task(name="work")(function)
+
+
+async def test_a_static_method_is_a_task(app: App) -> None:
+    class Mails:
+        @app.task
+        @staticmethod
+        async def send() -> str:
+            return "sent"
+
+    handle = await Mails.send.enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert await handle.result(5) == "sent"
+
+
+def test_two_contexts_are_refused(app: App) -> None:
+    with pytest.raises(ConfigurationError, match="'first' and 'second'"):
+
+        @app.task
+        async def work(first: Context, second: Context) -> None: ...
+
+
+@pytest.mark.parametrize("given", [5, None, [TaskSet()], TaskSet, pytest])
+def test_only_a_set_of_tasks_is_included(app: App, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"include .*TaskSet"):
+        app.include(given)
+
+
+@pytest.mark.timeout(20)
+def test_an_app_that_includes_itself_is_as_before(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    app.include(app)
+
+    assert app.registry.names() == ("work",)
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (5, "5: give a function"),
+        ("timing", "'timing': give a function"),
+        (with_argument, "with_argument: too many.*ctx, call_next"),
+        (async_items, "async_items is a generator"),
+    ],
+)
+def test_middleware_that_no_worker_could_call_is_refused(
+    app: App, function: Any, named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"middleware .*{named}"):
+        app.middleware(function)
+
+    assert app.registry.middleware == []
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (5, "5: give a function of no arguments"),
+        (with_argument, "with_argument: missing.*'app'; it is called with no arguments"),
+        (items, "items is a generator"),
+        (async_items, "async_items is a generator"),
+    ],
+)
+def test_a_hook_that_no_worker_could_call_is_refused(app: App, function: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"start-up hook .*{named}"):
+        app.on_startup(function)
+    with pytest.raises(ConfigurationError, match=f"shut-down hook .*{named}"):
+        app.on_shutdown(function)
+
+
+async def test_anything_that_can_be_called_may_be_a_hook(app: App) -> None:
+    app.on_startup(Functor())
+    app.on_startup(dict)
+    app.on_shutdown(partial(with_argument, app))
+
+    async with app.worker():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"queue": ["mail"]}, "'queue' is not known.*queues"),
+        ({"lease": 5}, "'lease' is not known"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": "5"}, "concurrency"),
+        ({"shutdown_timeout": "x"}, "shutdown_timeout"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout"),
+    ],
+)
+async def test_a_wrong_option_of_a_worker_is_named(
+    app: App, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        await app.run_worker(until_idle=True, **options)
+    with pytest.raises(ConfigurationError, match=named):
+        async with app.worker(**options):
+            pass
+
+
+async def test_idle_is_yes_or_no(app: App) -> None:
+    with pytest.raises(ConfigurationError, match="until_idle 'no'"):
+        await app.run_worker(until_idle="no")  # type: ignore[arg-type]  # on purpose
+
+
+async def test_the_shutdown_timeout_of_a_worker_may_be_a_timedelta(app: App) -> None:
+    await app.run_worker(until_idle=True, shutdown_timeout=timedelta(seconds=1))
 
 
 @pytest.mark.parametrize("verb", ["schedule", "queue", "workflow", "saga"])
