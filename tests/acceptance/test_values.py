@@ -1,8 +1,11 @@
-"""Values that cannot be carried end their task for good, and cost the worker nothing."""
+"""What becomes of values on their way; those that cannot be carried cost the worker nothing."""
 
 import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -39,6 +42,71 @@ async def test_a_result_that_json_would_alter_is_a_permanent_failure(
         assert (record.status, record.attempts) == (TaskState.FAILED, 1)
         assert named in str(record.last_error)
         assert record.result is None
+
+
+@dataclass
+class Size:
+    width: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("returned", "arrives"),
+    [
+        (Size(3), {"width": 3}),
+        ({"sizes": [Size(3)]}, {"sizes": [{"width": 3}]}),
+        ((1, 2), [1, 2]),
+        ({5}, [5]),
+        (frozenset({"a"}), ["a"]),
+        (datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00Z"),
+        (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (b"bytes", "Ynl0ZXM="),
+        (Colour.RED, "red"),
+    ],
+    ids=repr,
+)
+async def test_a_result_arrives_as_plain_json(app_url: str, returned: Any, arrives: Any) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def give() -> Any:
+            return returned
+
+        handle = await give.enqueue()
+        await app.run_worker(until_idle=True)
+
+        assert await handle.result(5) == arrives
+
+
+@pytest.mark.parametrize(
+    ("sent", "plain", "annotated"),
+    [
+        (0.1, "0.1", "0.1"),
+        (3.0, "3.0", "3.0"),
+        (9e15, "9000000000000000.0", "9000000000000000.0"),
+        (1e16, "10000000000000000", "1e+16"),
+        (2.0**63, "9223372036854776000", "9.223372036854776e+18"),
+        (-0.0, "0.0", "0.0"),
+        (10**22, "10000000000000000000000", "1e+22"),
+    ],
+)
+async def test_a_number_arrives_by_its_digits_unless_it_is_annotated(
+    database_url: str, sent: float, plain: str, annotated: str
+) -> None:
+    async with App(database_url) as app:
+
+        @app.task
+        async def show(one: Any, other: float) -> list[Any]:
+            return [repr(one), repr(other), sent]
+
+        handle = await show.enqueue(sent, sent)
+        await app.run_worker(until_idle=True)
+
+        one, other, returned = await handle.result(5)
+        assert (one, other, repr(returned)) == (plain, annotated, plain)
 
 
 class Odd:
