@@ -31,7 +31,7 @@ from windlass.model.task import Retention, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
 from windlass.runtime.worker import Worker, WorkerOptions
-from windlass.service import cancelled_by, first_of
+from windlass.service import cancelled_by
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
@@ -164,14 +164,18 @@ class App(TaskSet):
             worker = await self.new_worker(**options)
             started = asyncio.Event()
             running = asyncio.create_task(worker.run(started=started.set), name="windlass-worker")
-            await first_of(asyncio.shield(running), started.wait())
+            starting = asyncio.create_task(started.wait())
             try:
+                await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     await running
                 async with cancelled_by(running):
                     yield worker
             finally:
+                starting.cancel()
                 worker.stop()
+                if not started.is_set():
+                    running.cancel()  # a start-up hook that hangs would never look
                 await running
 
     async def run_worker(self, *, until_idle: bool = False, **options: Any) -> None:
@@ -180,11 +184,16 @@ class App(TaskSet):
         checked_flag("until_idle", until_idle)
         async with self:
             worker = await self.new_worker(**options)
-            running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
+            started = asyncio.Event()
+            running = asyncio.create_task(
+                worker.run(until_idle=until_idle, started=started.set), name="windlass-worker"
+            )
             try:
                 await asyncio.shield(running)
             except asyncio.CancelledError:
                 worker.stop()
+                if not started.is_set():
+                    running.cancel()  # a start-up hook that hangs would never look
                 await running
                 raise
 

@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import suppress
 
+import pytest
+
 from windlass import App, TaskState
 
 
@@ -76,3 +78,67 @@ async def test_a_handler_that_does_not_give_way_is_left_behind_and_its_task_goes
     record = await handle.get()
     assert not was_finished
     assert (record.status, record.attempts, record.generation) == (TaskState.PENDING, 0, 2)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+async def test_a_worker_that_is_cancelled_while_it_starts_is_gone(app: App, beside: bool) -> None:
+    starting = asyncio.Event()
+    stopped = asyncio.Event()
+
+    @app.on_startup
+    async def hang() -> None:
+        starting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async def work() -> None:
+        if beside:
+            async with app.worker():
+                pass
+        else:
+            await app.run_worker()
+
+    working = asyncio.create_task(work())
+    await asyncio.wait_for(starting.wait(), 10)
+    working.cancel()
+    await asyncio.wait([working], timeout=10)
+
+    assert working.cancelled()
+    assert stopped.is_set()
+    assert await (await app.store()).workers() == []
+
+
+async def test_a_worker_that_is_cancelled_drains(app: App) -> None:
+    started = asyncio.Event()
+    finish = asyncio.Event()
+
+    @app.task
+    async def slow() -> str:
+        started.set()
+        await finish.wait()
+        return "finished"
+
+    handle = await slow.enqueue()
+    working = asyncio.create_task(app.run_worker())
+    await asyncio.wait_for(started.wait(), 10)
+    working.cancel()
+    await asyncio.sleep(0)
+    finish.set()
+    await asyncio.wait([working], timeout=10)
+
+    assert working.cancelled()
+    assert await handle.result(5) == "finished"
+
+
+async def test_a_worker_that_cannot_start_says_why(app: App) -> None:
+    @app.on_startup
+    async def connect() -> None:
+        raise LookupError("no mail server")
+
+    with pytest.raises(LookupError, match="mail server"):
+        async with app.worker():
+            pytest.fail("it has not started")
+    with pytest.raises(LookupError, match="mail server"):
+        await app.run_worker()
