@@ -54,7 +54,26 @@ async def test_a_bad_item_among_many_is_named_and_nothing_is_written(app: App) -
     with pytest.raises(PayloadError, match="item 1"):
         await app.enqueue_many(calls)
 
+    with pytest.raises(PayloadError, match=r"^task 'resize'"):
+        await app.enqueue_many(calls[1:2])
+    with pytest.raises(PayloadError, match=r"^task 'resize'"):
+        await app.enqueue("resize", {"width": "wide"})
     assert await (await app.store()).queues() == []
+
+
+async def test_a_conflict_among_many_is_named_and_nothing_is_written(app: App) -> None:
+    @app.task
+    async def pay(order: int) -> None: ...
+
+    keyed = pay.options(idempotency_key="o-1")
+    first = await keyed.enqueue(1)
+
+    with pytest.raises(IdempotencyConflict, match=r"item 2: .*o-1"):
+        await app.enqueue_many([pay.call(7), keyed.call(1), keyed.call(2)])
+
+    (queue,) = await (await app.store()).queues()
+    assert queue.counts == {TaskState.PENDING: 1}
+    assert (await first.get()).payload == {"order": 1}
 
 
 async def test_a_handler_may_enqueue_and_its_fence_goes_with_it(app: App) -> None:

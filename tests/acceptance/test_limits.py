@@ -98,7 +98,9 @@ async def test_a_time_after_the_last_moment_of_the_calendar_is_refused(app_url: 
         assert queue.counts == {TaskState.SCHEDULED: 1}
 
 
-@pytest.mark.parametrize("reason", [5, None, b"x", "a\x00b", "\ud800", "x" * 10_000_000])
+@pytest.mark.parametrize(
+    "reason", [5, None, b"x", "a\x00b", "\ud800", "x" * 2001, "x" * 10_000_000]
+)
 async def test_a_reason_that_cannot_be_kept_is_refused_and_the_task_waits_on(
     app_url: str, reason: Any
 ) -> None:

@@ -149,15 +149,22 @@ async def test_middleware_wraps_every_handler_in_order(app: App) -> None:
 
 
 async def test_hooks_run_in_each_worker_and_their_state_reaches_handlers(app: App) -> None:
-    stopped: list[bool] = []
+    stopped: list[str] = []
 
     @app.on_startup
     async def start() -> dict[str, int]:
         return {"pool": 7}
 
+    @app.on_startup
+    def nothing() -> None: ...
+
     @app.on_shutdown
     def stop() -> None:
-        stopped.append(True)
+        stopped.append("first")
+
+    @app.on_shutdown
+    async def stop_too() -> None:
+        stopped.append("second")
 
     @app.task
     async def work(ctx: Context) -> int:
@@ -167,7 +174,7 @@ async def test_hooks_run_in_each_worker_and_their_state_reaches_handlers(app: Ap
     await app.run_worker(until_idle=True)
 
     assert await handle.result(5) == 7
-    assert stopped == [True]
+    assert stopped == ["first", "second"]
 
 
 async def test_a_set_of_tasks_is_included_and_two_of_one_name_are_refused(app: App) -> None:

@@ -1,13 +1,28 @@
 """Bad input is refused with an error that names the thing, and nothing is written."""
 
+import inspect
+import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any
+from uuid import RFC_4122
 
 import pytest
 
 from windlass import App, ConfigurationError, Context, PayloadError, TaskSet, WindlassError
+from windlass.client import new_task_id
+
+EAST = timezone(timedelta(hours=5))
+
+
+class Nowhere(tzinfo):
+    """A time zone that does not know how far from UTC it is."""
+
+    def utcoffset(self, _: datetime | None) -> None:
+        return None
+
+    dst = tzname = utcoffset
 
 
 @pytest.fixture
@@ -36,12 +51,15 @@ def app() -> App:
         ({"delay": timedelta.max}, "delay"),
         ({"priority": "x" * 10_000_000}, "priority"),
         ({"at": datetime(2030, 1, 1)}, "at"),  # noqa: DTZ001 - naive on purpose
+        ({"at": datetime(2030, 1, 1, tzinfo=Nowhere())}, "at .*no time zone"),
         ({"at": "2030-01-01"}, "at"),
         ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "exclude"),
         ({"idempotency_key": ""}, "idempotency_key"),
         ({"idempotency_key": "x" * 201}, "idempotency_key"),
         ({"max_attempts": 0}, "max_attempts"),
-        ({"max_attempts": 10**9}, "max_attempts"),
+        ({"max_attempts": 30_001}, "max_attempts"),
+        ({"max_attempts": True}, "max_attempts"),
+        ({"max_attempts": 1.0}, "max_attempts"),
         ({"tags": "mail"}, "tags"),
         ({"tags": 5}, "tags"),
         ({"tags": {"mail": 1}}, "tags"),
@@ -71,6 +89,51 @@ async def test_a_wrong_option_is_named_and_nothing_is_written(
     assert await (await app.store()).queues() == []
 
 
+async def test_options_are_added_to_those_before(app: App) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    some = work.options(queue="mail", max_attempts=30_000)
+    handle = await some.options(at=datetime(2200, 1, 1, tzinfo=EAST), queue="bulk").enqueue()
+
+    record = await handle.get()
+    assert (record.queue, record.max_attempts) == ("bulk", 30_000)
+    assert record.scheduled_for.isoformat() == "2199-12-31T19:00:00+00:00"
+    with pytest.raises(ConfigurationError, match="'nonsense' is not known"):
+        some.options(nonsense=1)
+
+
+def test_a_task_looks_like_its_function(app: App) -> None:
+    @app.task
+    async def resize(image: str, width: int = 100) -> None:
+        """Make it smaller."""
+
+    assert (resize.__name__, resize.__doc__) == ("resize", "Make it smaller.")
+    assert str(inspect.signature(resize)) == "(image: str, width: int = 100) -> None"
+
+
+def test_ids_are_ordered_by_time_to_the_millisecond() -> None:
+    before = time.time_ns() // 1_000_000
+    one = new_task_id()
+    after = time.time_ns() // 1_000_000
+
+    assert (one.version, one.variant) == (7, RFC_4122)
+    assert before <= one.int >> 80 <= after
+    assert new_task_id() != new_task_id()
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "x" * 201, "\x7f", "\x85", "\ud800", 5, None])
+async def test_a_name_that_cannot_be_one_is_refused(app: App, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="task name"):
+        await app.enqueue(name, {})
+
+
+async def test_the_longest_and_lowest_are_allowed(app: App) -> None:
+    handle = await app.enqueue("x" * 200, {}, priority=0, queue="q" * 200)
+
+    assert (await handle.get()).priority == 0
+
+
 @pytest.mark.parametrize("payload", [[1], "text", 5, {"a": {1}}, {1: 2}, {"a": float("nan")}])
 async def test_a_payload_by_name_must_be_an_object_that_json_carries(
     app: App, payload: Any
@@ -88,6 +151,8 @@ async def test_a_payload_by_name_must_be_an_object_that_json_carries(
         ({"timeout": 0}, "timeout"),
         ({"timeout": -1}, "timeout"),
         ({"retry": "often"}, "retry"),
+        ({"retry": True}, "retry"),
+        ({"timeout": True}, "timeout"),
         ({"priority": "urgent"}, "priority"),
         ({"retention": -1}, "retention"),
         ({"retention": timedelta(days=69 * 366)}, "68 years"),
@@ -159,6 +224,11 @@ async def test_a_static_method_is_a_task(app: App) -> None:
     await app.run_worker(until_idle=True)
 
     assert await handle.result(5) == "sent"
+
+
+def test_a_plain_function_is_no_coroutine(app: App) -> None:
+    with pytest.raises(ConfigurationError, match="a plain function"):
+        app.task(run="async")(with_argument)
 
 
 def test_two_contexts_are_refused(app: App) -> None:
@@ -298,6 +368,7 @@ async def test_tags_may_be_any_collection_of_names_or_none(app: App) -> None:
 async def test_many_calls_are_a_list_of_calls(app: App, calls: Any, named: str) -> None:
     with pytest.raises(PayloadError, match=named):
         await app.enqueue_many(calls)
+    assert await app.enqueue_many([]) == []
 
 
 async def test_an_error_of_a_value_s_own_is_not_taken_for_a_wrong_call(app: App) -> None:
@@ -335,6 +406,7 @@ def test_a_name_in_place_of_the_function_is_told_how_to_give_it(app: App) -> Non
         ({"priority": True}, "priority"),
         ({"queue": ""}, "queue"),
         ({"at": "soon"}, "at"),
+        ({"at": datetime(2030, 1, 1, tzinfo=UTC), "delay": 1}, "exclude"),
         ({"delay": float("nan")}, "delay"),
         ({"delay": 10**5000}, "delay"),
     ],
