@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from windlass import App, PayloadError, TaskState
+from windlass import App, PayloadError, TaskFailed, TaskState
 from windlass.model.task import NewTask
 
 
@@ -42,6 +42,24 @@ async def test_a_result_that_json_would_alter_is_a_permanent_failure(
         assert (record.status, record.attempts) == (TaskState.FAILED, 1)
         assert named in str(record.last_error)
         assert record.result is None
+
+
+async def test_the_limits_of_an_app_are_its_own(app_url: str) -> None:
+    async with App(app_url, max_payload_bytes=50, max_result_bytes=20) as app:
+
+        @app.task
+        async def repeat(text: str) -> str:
+            return text
+
+        handles = [await repeat.enqueue("x" * length) for length in (18, 19)]
+        await app.run_worker(until_idle=True)
+
+        assert await handles[0].result(5) == "x" * 18
+        with pytest.raises(TaskFailed, match=r"21 bytes.*limit of 20"):
+            await handles[1].result(5)
+        for enqueue in (repeat.enqueue, lambda text: app.enqueue("unknown", {"text": text})):
+            with pytest.raises(PayloadError, match="limit of 50"):
+                await enqueue("x" * 50)
 
 
 @dataclass

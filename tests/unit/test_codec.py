@@ -4,6 +4,7 @@ from enum import Enum
 from typing import Any, TypedDict
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,10 @@ class Opaque:
     name: str
 
 
+class Packed(msgspec.Struct, eq=False):
+    name: Any
+
+
 def codec(function: Any) -> ArgumentCodec:
     return ArgumentCodec("resize", function)
 
@@ -60,6 +65,14 @@ def test_annotated_values_arrive_as_they_were_sent() -> None:
 
     assert arrived.pop("opaque").name == sent.pop("opaque").name  # type: ignore[attr-defined]  # it has one
     assert arrived == sent
+
+
+def test_records_are_compared_by_field_and_not_by_their_equality() -> None:
+    def function(packed: Packed, anything: object) -> None: ...
+
+    assert through(function, Packed("a"), ["b"])["packed"].name == "a"
+    with pytest.raises(PayloadError, match=r"'packed' .*would not arrive"):
+        through(function, Packed((1, 2)), ["b"])
 
 
 def test_only_what_was_passed_is_in_the_payload() -> None:
@@ -272,5 +285,7 @@ def test_what_cannot_be_carried_is_named_with_its_argument_and_place(
 def test_arguments_that_are_too_large_together_are_refused() -> None:
     def function(first: str, second: str) -> None: ...
 
+    encoded = codec(function).encode(("x" * 600, "x" * 376), {}, max_bytes=LIMIT)
+    assert len(encoded) == LIMIT
     with pytest.raises(PayloadError, match="task 'resize': 1224 bytes"):
         codec(function).encode(("x" * 600, "x" * 600), {}, max_bytes=LIMIT)

@@ -41,6 +41,40 @@ def test_an_outcome_settles_its_task(
     assert (settled.token, settled.generation, settled.reported) == (TOKEN, 3, True)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "result", "error"),
+    [
+        (Succeeded("1"), "1", None),
+        (Cancelled("{1}"), None, "{1}"),
+        (Failed("{2}"), None, "{2}"),
+        (Failed("{3}", permanent=True), None, "{3}"),
+        (Released(), None, None),
+    ],
+)
+def test_what_came_of_an_attempt_is_written_with_its_end(
+    outcome: AttemptOutcome, result: str | None, error: str | None
+) -> None:
+    settled = settle(
+        TOKEN, task(), outcome, retry=RETRY, draw=0.5, started_after=0.1, reported=False
+    )
+
+    assert (settled.result, settled.error, settled.started_after) == (result, error, 0.1)
+
+
+def test_a_retry_waits_for_the_part_that_was_drawn() -> None:
+    settled = settle(
+        TOKEN,
+        task(1),
+        Failed("{}"),
+        retry=Retry(base=2),
+        draw=0.25,
+        started_after=0,
+        reported=False,
+    )
+
+    assert settled.delay == 1.0
+
+
 def test_a_task_that_lost_attempts_to_a_lower_limit_is_dead_and_not_retried() -> None:
     settled = settle(
         TOKEN, task(5, 4), Failed("{}"), retry=RETRY, draw=0.5, started_after=None, reported=False

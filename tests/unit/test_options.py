@@ -363,7 +363,8 @@ async def test_tags_may_be_any_collection_of_names_or_none(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "named"), [(5, "int"), (None, "None"), ("ab", "str"), ([1], "item 0 is of type int")]
+    ("calls", "named"),
+    [(5, "int"), (None, "None"), ("ab", "str"), ("", "str"), ([1], "item 0 is of type int")],
 )
 async def test_many_calls_are_a_list_of_calls(app: App, calls: Any, named: str) -> None:
     with pytest.raises(PayloadError, match=named):

@@ -26,6 +26,10 @@ def test_full_jitter_stays_below_the_ceiling(attempt: int, draw: float) -> None:
     assert 0 <= delay_before(Retry(), attempt, draw) <= Retry().ceiling
 
 
+def test_jitter_is_a_part_of_the_pause_that_the_ceiling_allows() -> None:
+    assert delay_before(Retry(base=100, ceiling=10, jitter="full"), 1, 0.5) == 5
+
+
 def test_the_default_is_four_attempts_from_two_seconds_to_an_hour() -> None:
     assert Retry() == Retry(4, "exponential", 2, 3600, "full")
 

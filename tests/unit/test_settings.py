@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from windlass import App, ConfigurationError
+from windlass.model.task import Retention
 from windlass.settings import Settings
 
 
@@ -14,6 +15,28 @@ def test_settings_come_from_arguments_then_the_environment_then_defaults() -> No
 
     assert (settings.lease, settings.concurrency, settings.retention) == (60.0, 9, 86400.0)
     assert settings.heartbeat == 10.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("True", True), ("1", True), ("FALSE", False), ("0", False)]
+)
+def test_yes_and_no_in_the_environment(text: str, value: bool) -> None:
+    assert Settings.load({}, {"WINDLASS_AUTO_MIGRATE": text}).auto_migrate is value
+
+
+def test_each_retention_is_its_own() -> None:
+    app = App("memory:", retention=1, dead_retention=2, idempotency_retention=timedelta(seconds=3))
+
+    assert app._retention() == Retention(*(timedelta(seconds=seconds) for seconds in (1, 2, 3)))
+
+
+def test_the_database_comes_from_the_argument_then_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", "postgresql://h/d")
+
+    assert App().url == "postgresql://h/d"
+    assert App("memory:").url == "memory:"
 
 
 def test_an_unknown_variable_is_named() -> None:
@@ -51,6 +74,9 @@ def test_an_invalid_value_is_named(name: str, value: str) -> None:
         ("concurrency", 10**12),
         ("pool_size", 10**9),
         ("max_result_bytes", 2**40),
+        ("max_payload_bytes", 2**25 + 1),
+        ("pool_size", 1),
+        ("concurrency", True),
     ],
 )
 def test_a_setting_that_the_database_could_not_hold_is_named(name: str, value: object) -> None:
@@ -60,7 +86,8 @@ def test_a_setting_that_the_database_could_not_hold_is_named(name: str, value: o
 
 def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="raise lease or lower heartbeat"):
-        App("memory:", lease=5, heartbeat=4)
+        App("memory:", lease=5, heartbeat=2.6)
+    assert App("memory:", lease=5, heartbeat=2.5).settings.lease == 5
 
 
 def test_an_unknown_setting_is_named() -> None:
