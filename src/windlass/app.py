@@ -174,8 +174,6 @@ class App(TaskSet):
             finally:
                 starting.cancel()
                 worker.stop()
-                if not started.is_set():
-                    running.cancel()  # a start-up hook that hangs would never look
                 await running
 
     async def run_worker(self, *, until_idle: bool = False, **options: Any) -> None:
@@ -184,16 +182,11 @@ class App(TaskSet):
         checked_flag("until_idle", until_idle)
         async with self:
             worker = await self.new_worker(**options)
-            started = asyncio.Event()
-            running = asyncio.create_task(
-                worker.run(until_idle=until_idle, started=started.set), name="windlass-worker"
-            )
+            running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
             try:
                 await asyncio.shield(running)
             except asyncio.CancelledError:
                 worker.stop()
-                if not started.is_set():
-                    running.cancel()  # a start-up hook that hangs would never look
                 await running
                 raise
 

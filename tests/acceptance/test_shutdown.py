@@ -110,6 +110,25 @@ async def test_a_worker_that_is_cancelled_while_it_starts_is_gone(app: App, besi
     assert await (await app.store()).workers() == []
 
 
+async def test_a_worker_that_is_asked_to_stop_while_it_starts_ends_without_an_error(
+    app: App,
+) -> None:
+    starting = asyncio.Event()
+
+    @app.on_startup
+    async def hang() -> None:
+        starting.set()
+        await asyncio.Event().wait()
+
+    worker = await app.new_worker()
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(starting.wait(), 10)
+    worker.stop()
+    await asyncio.wait_for(running, 10)
+
+    assert await (await app.store()).workers() == []
+
+
 async def test_a_worker_that_is_cancelled_drains(app: App) -> None:
     started = asyncio.Event()
     finish = asyncio.Event()

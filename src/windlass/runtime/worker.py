@@ -135,11 +135,8 @@ class Worker:
         self, *, until_idle: bool = False, started: Callable[[], None] | None = None
     ) -> None:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
-        try:
-            await self._start()
-        except BaseException:
-            await self._leave()
-            raise
+        if not await self._has_started():
+            return
         heartbeat = self._heartbeat()
         await heartbeat.start()
         stop_fetching, stop_services = Stop(), Stop()
@@ -176,6 +173,23 @@ class Worker:
             await self._leave()
 
     # The life of a worker
+
+    async def _has_started(self) -> bool:
+        """Start, unless asked to stop: a start-up hook that hangs would never look."""
+        starting = asyncio.create_task(self._start(), name="windlass-start")
+        stopping = asyncio.create_task(self._stopping.wait(), name="windlass-stop")
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            starting.cancel()  # unless it is done
+            await asyncio.wait([starting])
+            if starting.cancelled() or starting.exception() is not None:
+                await self._leave()
+        if starting.cancelled():
+            return False
+        starting.result()
+        return True
 
     async def _start(self) -> None:
         info = self._options.info
