@@ -4,14 +4,13 @@ Both clocks stand still and are moved together, so every time must be equal. Tok
 differ, so whatever names one is kept as a pair: what the model gave, and what the subject gave.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import count
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
-import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -20,22 +19,40 @@ from hypothesis.stateful import (
     rule,
 )
 
+from contract.machine_plain import milliseconds, plain, value, without_error_times, without_zeros
+from contract.machine_values import (
+    BEGINNING,
+    LEASE,
+    QUEUES,
+    TERM,
+    TICK,
+    TYPES,
+    Held,
+    NewTaskOptions,
+    Pair,
+    changes,
+    endings,
+    leases,
+    new_calls,
+    new_tasks,
+    seconds,
+    settlements,
+    some_of,
+    some_queues,
+    some_types,
+    workers,
+)
 from windlass.model.errors import WindlassError
 from windlass.model.task import (
     Change,
-    Claim,
-    ClaimedTask,
     ClaimRequest,
     Fence,
     Leadership,
     NewTask,
-    Outcome,
     Pulse,
-    QueueRecord,
     Settlement,
     Started,
     TaskFilter,
-    TaskRecord,
     TaskState,
     WorkerInfo,
 )
@@ -43,19 +60,6 @@ from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 
 T = TypeVar("T")
-
-BEGINNING = datetime(2026, 11, 15, 20, tzinfo=UTC)
-TICK = timedelta(milliseconds=1)
-LEASE = timedelta(seconds=30)
-TERM = timedelta(seconds=15)
-TYPES = ("mail", "resize")
-QUEUES = ("bulk", "default")
-WORKERS = tuple(UUID(int=number) for number in (1, 2, 3))
-PAYLOAD = '{"a": 1, "b": 2}'
-EQUAL_PAYLOAD = '{"b": 2.0, "a": 1}'
-OTHER_PAYLOAD = '{"a": true, "b": 2}'
-ERROR = '{"type": "ValueError", "message": "no such image", "traceback": "line 1"}'
-NEEDS_AN_ERROR = {Outcome.FAILED, Outcome.DEAD, Outcome.RETRIED}
 
 
 class Subject(Protocol):
@@ -73,95 +77,6 @@ class Subject(Protocol):
 
     def set_clock(self, now: datetime) -> None:
         """Let the store's clock stand at this time; it may also go back."""
-
-
-class Pair(NamedTuple, Generic[T]):
-    """One thing as the model and as the subject know it."""
-
-    model: T
-    subject: T
-
-
-@dataclass(frozen=True)
-class Held:
-    """One task of a claim; kept for ever, so that it is also shown long after it was lost."""
-
-    tokens: Pair[UUID]
-    task: ClaimedTask
-
-    def fences(self) -> Pair[Fence]:
-        model, subject = (Fence(token, self.task.id, self.task.generation) for token in self.tokens)
-        return Pair(model, subject)
-
-
-seconds = st.sampled_from([0.0, 0.0, 0.0, 5.0, 60.0])
-leases = st.sampled_from([timedelta(seconds=10), LEASE])
-some_types = st.sampled_from([TYPES, TYPES, ("mail",), ("resize",)])
-some_queues = st.sampled_from([None, None, QUEUES, ("bulk",), ("default",)])
-workers = st.sampled_from(WORKERS)
-
-
-class NewTaskOptions(NamedTuple):
-    """A task before it has an id, and its time relative to the clock."""
-
-    type: str
-    payload: str
-    queue: str
-    priority: int
-    max_attempts: int
-    delay: float
-    starts_in: timedelta | None
-    idempotency_key: str | None
-    tags: tuple[str, ...]
-    retention: timedelta | None
-
-    def task(self, task_id: UUID, now: datetime) -> NewTask:
-        values = self._asdict()
-        starts_in = values.pop("starts_in")
-        if starts_in is not None:
-            values |= {"delay": 0.0, "at": now + starts_in}
-        return NewTask(id=task_id, **values)
-
-
-# Few lanes, so that tasks meet in them.
-new_tasks = st.builds(
-    NewTaskOptions,
-    type=st.sampled_from(["mail", "mail", "resize"]),
-    payload=st.sampled_from([PAYLOAD, PAYLOAD, EQUAL_PAYLOAD, OTHER_PAYLOAD]),
-    queue=st.sampled_from(["default", "default", "bulk"]),
-    priority=st.sampled_from([10, 10, 0, 20]),
-    max_attempts=st.sampled_from([1, 2, 4, 4]),
-    delay=seconds,
-    starts_in=st.sampled_from([*[None] * 6, timedelta(days=-1), timedelta(seconds=9)]),
-    idempotency_key=st.sampled_from([*[None] * 4, "x", "y"]),
-    tags=st.sampled_from([(), ("red",), ("red", "blue")]),
-    retention=st.sampled_from([None, None, timedelta(0), timedelta(days=2)]),
-)
-new_calls = st.lists(new_tasks, min_size=1, max_size=5) | st.builds(
-    lambda options, number: [options] * number, new_tasks, st.integers(2, 5)
-)
-changes = st.builds(
-    Change,
-    priority=st.none() | st.sampled_from([0, 10, 20]),
-    queue=st.none() | st.sampled_from(QUEUES),
-    delay=st.none() | seconds,
-)
-
-
-class Ending(NamedTuple):
-    """How an attempt is to end."""
-
-    outcome: Outcome
-    started_after: float | None
-    delay: float
-
-
-endings = st.builds(
-    Ending,
-    outcome=st.sampled_from(Outcome),
-    started_after=st.sampled_from([None, 0.0, 0.5]),
-    delay=seconds,
-)
 
 
 @dataclass(frozen=True)
@@ -293,10 +208,10 @@ class StoreMachine(RuleBasedStateMachine):
     def work(self, data: st.DataObject, worker_id: UUID) -> None:
         """Claim whatever there is, start some of it, and settle some of it."""
         if granted := self._claim_everything(worker_id):
-            self._start(data.draw(_some_of(granted)), 0.5)
+            self._start(data.draw(some_of(granted)), 0.5)
             if data.draw(st.sampled_from([True, False, False])):
                 self._cancel(data.draw(st.sampled_from(granted)).task.id, "too late")
-            self._settle_as_drawn(data.draw(_some_of(granted)), data)
+            self._settle_as_drawn(data.draw(some_of(granted)), data)
 
     @command(4, worker_id=workers, times=st.sampled_from([1, 1, 2, 3]))
     def lose_worker(self, data: st.DataObject, worker_id: UUID, times: int) -> None:
@@ -306,7 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
                 act = data.draw(
                     st.sampled_from(["nothing", "nothing", "start", "settle", "cancel"])
                 )
-                some = data.draw(_some_of(granted))
+                some = data.draw(some_of(granted))
                 match act:
                     case "start":
                         self._start(some, 0.5)
@@ -328,10 +243,10 @@ class StoreMachine(RuleBasedStateMachine):
         # Claims that expire at the same time would be rescued in the order of their tokens.
         self.move_clock(TICK)
         model, subject = self.both(lambda store: store.claim(request))
-        assert _plain(model.claim) == _plain(subject.claim)
+        assert plain(model.claim) == plain(subject.claim)
         assert model.alone_waiting == subject.alone_waiting
         self.alone_waiting = model.alone_waiting
-        assert _milliseconds(model.due_in) == _milliseconds(subject.due_in)
+        assert milliseconds(model.due_in) == milliseconds(subject.due_in)
         if model.claim is None:
             return []
         before, self.fences = self.fences, Pair(model.claim.fence, subject.claim.fence)
@@ -344,7 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _draw_held(self, data: st.DataObject) -> list[Held]:
         """Draw as often from those just claimed as from those that may be lost long ago."""
-        return data.draw(_some_of(data.draw(st.sampled_from([self.held[-6:], self.held]))))
+        return data.draw(some_of(data.draw(st.sampled_from([self.held[-6:], self.held]))))
 
     @command(2, needs="held", after=seconds)
     def start(self, data: st.DataObject, after: float) -> None:
@@ -397,8 +312,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _settle_as_drawn(self, several: list[Held], data: st.DataObject) -> None:
         pairs = tuple(
-            _settlements(each, data.draw(endings), reported=each in self.started)
-            for each in several
+            settlements(each, data.draw(endings), reported=each in self.started) for each in several
         )
         if pairs:
             self._settle(pairs)
@@ -565,7 +479,7 @@ class StoreMachine(RuleBasedStateMachine):
         before = self.known[-1]
         asked = TaskFilter(type=types[0], queue=queue, before=before, **wanted)
         self.same(lambda store: store.has_work(types, queues))
-        self.same(lambda store: store.tasks(asked), by=_without_error_times)
+        self.same(lambda store: store.tasks(asked), by=without_error_times)
 
     @initialize(
         data=st.data(),
@@ -598,18 +512,18 @@ class StoreMachine(RuleBasedStateMachine):
         # A look at all of them costs more than a step: in turns, and each task again at the end.
         turn = next(self.steps) % 4
         if turn == 0:
-            self.same(lambda store: store.tasks(TaskFilter(limit=1000)), by=_without_error_times)
+            self.same(lambda store: store.tasks(TaskFilter(limit=1000)), by=without_error_times)
         elif turn == 2:
-            self.same(lambda store: store.queues(), by=_without_zeros)
+            self.same(lambda store: store.queues(), by=without_zeros)
 
     def teardown(self) -> None:
-        self.same(lambda store: store.queues(), by=_without_zeros)
+        self.same(lambda store: store.queues(), by=without_zeros)
         for task_id in self.known:
             self._look_at(task_id)
         self.same(
             lambda store: store.ended(self.known),
             by=lambda answer: (
-                sorted((*each[:2], _value(each.result), each.last_error) for each in answer[0]),
+                sorted((*each[:2], value(each.result), each.last_error) for each in answer[0]),
                 sorted(answer[1]),
             ),
         )
@@ -617,33 +531,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _look_at(self, task_id: UUID) -> None:
         self.same(
             lambda store: store.get(task_id),
-            by=lambda record: _without_error_times([record]),
+            by=lambda record: without_error_times([record]),
         )
-
-
-def _some_of(several: list[Held]) -> st.SearchStrategy[list[Held]]:
-    return st.lists(
-        st.sampled_from(several), min_size=1, max_size=5, unique_by=lambda each: each.task.id
-    )
-
-
-def _settlements(held: Held, ending: Ending, *, reported: bool) -> Pair[Settlement]:
-    outcome = ending.outcome
-    if outcome is Outcome.RETRIED and held.task.attempts + 1 >= held.task.max_attempts:
-        outcome = Outcome.DEAD  # what the policy decides; stores only apply
-    model, subject = (
-        Settlement(
-            *fence,
-            outcome,
-            started_after=ending.started_after,
-            result='{"width": [7, null]}' if outcome is Outcome.COMPLETED else None,
-            delay=0.0 if outcome is Outcome.RELEASED else ending.delay,
-            error=ERROR if outcome in NEEDS_AN_ERROR else None,
-            reported=reported,
-        )
-        for fence in held.fences()
-    )
-    return Pair(model, subject)
 
 
 def machine_for(subject: Subject) -> type[StoreMachine]:
@@ -666,39 +555,3 @@ def _answer(call: Callable[[], T]) -> T | type[WindlassError]:
         return call()
     except WindlassError as error:
         return type(error)
-
-
-def _plain(claim: Claim | None) -> object:
-    if claim is None:
-        return None
-    return claim.alone, [task._replace(payload=_value(task.payload)) for task in claim.tasks]
-
-
-def _value(text: str | None) -> Any:
-    return None if text is None else msgspec.json.decode(text)
-
-
-def _milliseconds(due_in: float | None) -> int | None:
-    return None if due_in is None else round(due_in * 1000)
-
-
-def _without_error_times(records: Sequence[TaskRecord]) -> list[TaskRecord]:
-    """PostgreSQL writes times in JSON in its own way."""
-    times = {"started_at", "ended_at"}
-    return [
-        replace(
-            record,
-            errors=tuple(
-                {name: value for name, value in error.items() if name not in times}
-                for error in record.errors
-            ),
-        )
-        for record in records
-    ]
-
-
-def _without_zeros(queues: Sequence[QueueRecord]) -> list[QueueRecord]:
-    return [
-        replace(queue, counts={state: number for state, number in queue.counts.items() if number})
-        for queue in queues
-    ]
