@@ -2,10 +2,12 @@
 
 import asyncio
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from acceptance.expiry import expire_claims
@@ -25,6 +27,34 @@ async def test_leases_of_long_tasks_are_kept_while_the_event_loop_is_blocked(app
 
     assert await handle.result(5) == "kept"
     assert (await handle.get()).generation == 1
+
+
+SLOW_COMMITS = """
+CREATE FUNCTION public.linger() RETURNS trigger LANGUAGE plpgsql
+AS $$ BEGIN PERFORM pg_sleep(0.05); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER linger AFTER UPDATE ON windlass.claim DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW WHEN (NEW.remaining < OLD.remaining) EXECUTE FUNCTION public.linger();
+"""
+
+
+async def test_a_worker_whose_settlements_nearly_always_hold_its_claim_keeps_it(
+    database_url: str,
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(SLOW_COMMITS)
+    await connection.close()
+    runs: Counter[int] = Counter()
+    async with App(database_url, lease=1.5, heartbeat=0.3, sweep=0.2) as app:
+
+        @app.task
+        async def spread(n: int) -> None:
+            runs[n] += 1
+            await asyncio.sleep(0.2 + n * 0.02)
+
+        await app.enqueue_many([spread.call(n) for n in range(250)])
+        await app.run_worker(until_idle=True, concurrency=250)
+
+    assert runs == dict.fromkeys(range(250), 1)
 
 
 async def test_a_handler_that_lost_its_lease_enqueues_and_settles_nothing(app: App) -> None:

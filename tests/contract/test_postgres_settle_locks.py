@@ -208,6 +208,59 @@ async def test_a_pulse_skips_the_claim_that_somebody_holds_and_keeps_the_others(
     assert not again.skipped
 
 
+async def test_a_patient_pulse_waits_and_gives_the_whole_lease_from_after_the_wait(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store)
+    held = await claim(store)
+    holder = await sessions.begin()
+    await holder.connection.execute("SELECT FROM windlass.claim FOR NO KEY UPDATE")
+
+    pulse = Pulse(WORKER, [held.token], LEASE, 0, False, patience=timedelta(minutes=1))
+    beating = await sessions.blocked(store.pulse(pulse), by=holder)
+    released_at = await sessions.watcher.fetchval("SELECT clock_timestamp()")
+    await holder.commit()
+
+    assert (await beating).kept == {held.token}
+    expires_at = await sessions.watcher.fetchval("SELECT expires_at FROM windlass.claim")
+    assert expires_at >= released_at + LEASE
+
+
+async def test_a_patient_pulse_skips_the_claim_that_is_held_for_longer(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store)
+    held = await claim(store)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.claim FOR NO KEY UPDATE")
+
+    pulse = Pulse(WORKER, [held.token], LEASE, 0, False, patience=timedelta(milliseconds=50))
+    async with asyncio.timeout(AT_ONCE):
+        answer = await store.pulse(pulse)
+
+    assert answer.skipped == {held.token}
+    assert answer.registered
+
+
+async def test_a_patient_pulse_that_waits_for_a_rescue_keeps_nothing(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store)
+    lost = await claim(store)
+    rescuing = await sessions.begin()
+    await sessions.advance(LEASE + SECOND)
+    assert await rescuing.store.rescue(100) == Rescued(claims=1, returned=1)
+    await sessions.advance(timedelta(0))  # the pulse finds the claim unexpired when it looks
+
+    pulse = Pulse(WORKER, [lost.token], LEASE, 0, False, patience=timedelta(minutes=1))
+    beating = await sessions.blocked(store.pulse(pulse), by=rescuing)
+    await rescuing.commit()
+
+    answer = await beating
+    assert not answer.kept
+    assert not answer.skipped
+
+
 async def test_an_expired_claim_that_somebody_holds_is_lost_and_not_skipped(
     store: PostgresStore, sessions: Sessions
 ) -> None:

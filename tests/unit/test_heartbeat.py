@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
@@ -60,8 +61,8 @@ class _Store(MemoryStore):
         self.goes_on = threading.Event()
         self.goes_on.set()
         self.forgets: set[UUID] = set()
-        self.skips: list[set[UUID]] = []  # one per pulse
-        self.pulses: list[set[UUID]] = []
+        self.skips: Counter[UUID] = Counter()  # how often yet
+        self.pulses: list[tuple[frozenset[UUID], timedelta]] = []
         self.settled_meanwhile: Leases | None = None
         self.pulsed = threading.Event()
         self.answered = threading.Event()
@@ -80,8 +81,9 @@ class _Store(MemoryStore):
                 self.settled_meanwhile.drop(token)
         self.answered.set()
         known = (await super().pulse(pulse)).registered
-        self.pulses.append(set(pulse.tokens))
-        skipped = frozenset(self.skips.pop(0) if self.skips else ())
+        self.pulses.append((frozenset(pulse.tokens), pulse.patience))
+        skipped = frozenset(token for token in pulse.tokens if self.skips[token] > 0)
+        self.skips.subtract(skipped)
         return PulseAnswer(frozenset(pulse.tokens) - self.forgets - skipped, known, skipped)
 
 
@@ -143,10 +145,12 @@ async def test_a_claim_that_somebody_holds_is_asked_for_again_and_is_not_lost(be
     asked_at = bench.clock.now
     bench.leases.add(A, asked_at - 0.5)
     bench.leases.add(B, asked_at - 0.5)
-    bench.store.skips = [{A}, {A}]
+    bench.store.skips.update({A: 3, B: 1})
     await bench.beat()
 
-    assert bench.store.pulses == [{A, B}, {A}, {A}]
+    first, *patient = bench.store.pulses
+    assert first == (frozenset({A, B}), timedelta(0))
+    assert Counter(patient) == {(frozenset({A}), LEASE / 6): 3, (frozenset({B}), LEASE / 6): 1}
     assert bench.lost == []
     assert bench.leases.expired(asked_at + TRUST - 0.01) == []
 
@@ -154,11 +158,11 @@ async def test_a_claim_that_somebody_holds_is_asked_for_again_and_is_not_lost(be
 async def test_a_skipped_claim_does_not_keep_the_next_beat_of_the_others(bench: Bench) -> None:
     bench.leases.add(A, bench.clock.now)
     bench.leases.add(B, bench.clock.now)
-    bench.store.skips = [{A}, {A}]
+    bench.store.skips.update({A: 3})
     bench.store.takes_once = 0.1  # longer than the time between two beats
     await bench.beat()
 
-    assert bench.store.pulses == [{A, B}]
+    assert bench.store.pulses == [(frozenset({A, B}), timedelta(0))]
 
 
 async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Bench) -> None:

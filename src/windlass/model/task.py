@@ -287,6 +287,7 @@ class Pulse(NamedTuple):
     lease: timedelta
     running: int
     idle: bool
+    patience: timedelta = timedelta(0)  # how long to wait for claims that somebody holds
 
 
 class PulseAnswer(NamedTuple):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -14,7 +15,7 @@ from windlass.telemetry import emit
 
 MARGIN = 0.1  # part of a lease at whose end it is no longer trusted
 RETRY_EVERY = 1.0  # seconds, when the store could not be reached
-SKIPPED_AGAIN_AFTER = 0.1  # seconds; a settlement holds its claim for one commit
+LONGEST_WAIT = timedelta(seconds=1)  # for a claim that somebody holds
 
 
 class Leases:
@@ -77,6 +78,7 @@ class Heartbeat:
         self._leases = leases
         self._lease = lease
         self._every = every.total_seconds()
+        self._patience = min(LONGEST_WAIT, lease / 6)
         self._is_idle = is_idle
         self._lost = lost  # called in the heart's thread, as is the other
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
@@ -129,16 +131,23 @@ class Heartbeat:
             await store.close()
 
     async def _beat(self, store: Store) -> None:
-        """Keep every claim; ask again for those that somebody holds, until the next beat is due."""
-        due_next = time.monotonic() + self._every
-        skipped = await self._pulse(store, self._leases.tokens())
-        while skipped and time.monotonic() < due_next:
-            await asyncio.sleep(SKIPPED_AGAIN_AFTER)
-            skipped = await self._pulse(store, skipped)
+        """Keep every claim; then wait for each one that somebody holds, until the next beat is due.
 
-    async def _pulse(self, store: Store, tokens: list[UUID]) -> list[UUID]:
+        Our own settlements hold a claim while they commit, and may do so nearly all the time:
+        who waits is the next in line. Somebody else may hold one for long: none waits for another.
+        """
+        due_next = time.monotonic() + self._every
+        skipped = deque(await self._pulse(store, self._leases.tokens()))
+        while skipped and time.monotonic() < due_next:
+            skipped += await self._pulse(store, [skipped.popleft()], self._patience)
+
+    async def _pulse(
+        self, store: Store, tokens: list[UUID], patience: timedelta = timedelta(0)
+    ) -> list[UUID]:
+        """Try to keep these; return those that somebody holds."""
         asked_at = time.monotonic()
-        pulse = Pulse(self._worker.id, tokens, self._lease, self._leases.running, self._is_idle())
+        running, idle = self._leases.running, self._is_idle()
+        pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience)
         async with asyncio.timeout(self._lease.total_seconds() / 3):
             answer = await store.pulse(pulse)
             if not answer.registered:

@@ -100,7 +100,7 @@ class PulseStore(Protocol):
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
         """Extend the claims that have not expired and note a sign of life, in one write.
 
-        A claim that somebody holds is skipped, not waited for: ask again soon.
+        A claim that somebody holds for longer than its patience is skipped: ask again soon.
         """
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:

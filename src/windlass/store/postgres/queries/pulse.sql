@@ -1,6 +1,7 @@
 -- pulse: keep the claims that have not expired, and note a sign of life, in one commit.
 -- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle.
--- Waits for nothing: a row that somebody holds must not cost the worker all its claims.
+-- Waits for nothing: a row that somebody holds must not cost the worker all its claims. Those that
+-- were skipped are asked for one by one, after lock_claims.
 WITH asked AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
