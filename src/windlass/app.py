@@ -283,6 +283,7 @@ class App(TaskSet):
         if opened is not None:
             await opened.client.close()
             await opened.store.close()
+        self._forget_closed_loops()
         if not self._opened and self._server is not None:
             server, self._server = self._server, None
             await asyncio.to_thread(server.release)
@@ -335,9 +336,10 @@ class App(TaskSet):
         return opened
 
     def _forget_closed_loops(self) -> None:
-        for loop in [loop for loop in self._opened if loop.is_closed()]:
-            del self._opened[loop]
-            self._opening.pop(loop, None)
+        for loop in {**self._opened, **self._opening}:  # a copy: other threads may add theirs
+            if loop.is_closed():
+                self._opened.pop(loop, None)
+                self._opening.pop(loop, None)
 
     async def _database_url(self) -> str:
         if not self.url.startswith("embedded:"):

@@ -44,6 +44,31 @@ app.run_sync("close", app.close)
 """
 
 
+ABANDONING = """
+import asyncio, sys
+from pathlib import Path
+from windlass import App
+
+app = App("embedded:" + sys.argv[1])
+app.enqueue_sync("work", {})
+asyncio.run(app.enqueue("work", {}))
+app.run_sync("close", app.close)
+assert not Path(sys.argv[1], "data", "postmaster.pid").exists(), "the server is still there"
+"""
+
+
+def run(script: str, argument: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", script, argument],
+        env=os.environ | {"PYTHONPATH": str(Path(windlass.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 async def test_an_app_stays_open_until_its_last_block_ends(app: App) -> None:
     waiting = asyncio.create_task((await app.enqueue("later", {})).result())
     await asyncio.sleep(0)
@@ -114,7 +139,12 @@ def test_an_app_serves_loop_after_loop_and_thread_beside_thread(app_url: str) ->
 def test_an_app_forgets_the_loops_that_have_ended() -> None:
     app = App("memory:")
 
+    async def enqueue() -> None:
+        async with app:
+            await app.enqueue("work", {})
+
     for _ in range(3):
+        asyncio.run(enqueue())
         asyncio.run(app.enqueue("work", {}))
 
     assert len(app._opened) == len(app._opening) == 1
@@ -136,16 +166,7 @@ def test_an_app_opens_anew_after_a_fork(
 ) -> None:
     url = f"embedded:{tmp_path}" if place == "embedded" else request.getfixturevalue("database_url")
 
-    forked = subprocess.run(
-        [sys.executable, "-c", FORKING, url],
-        env=os.environ | {"PYTHONPATH": str(Path(windlass.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert forked.returncode == 0, forked.stderr
+    run(FORKING, url)
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
@@ -167,3 +188,10 @@ def test_the_embedded_server_runs_while_any_loop_has_the_app_open(tmp_path: Path
     asyncio.run(open_beside())
 
     assert not lock.exists()
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+def test_a_loop_that_ended_without_closing_the_app_does_not_keep_the_server(
+    tmp_path: Path,
+) -> None:
+    run(ABANDONING, str(tmp_path / "data"))
