@@ -2,7 +2,7 @@
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from windlass import App, ConfigurationError, Context, PayloadError, TaskSet, WindlassError
 from windlass.client import new_task_id
+from windlass.model.task import Enqueued, Fence, NewTask
 
 EAST = timezone(timedelta(hours=5))
 
@@ -101,6 +102,47 @@ async def test_options_are_added_to_those_before(app: App) -> None:
     assert record.scheduled_for.isoformat() == "2199-12-31T19:00:00+00:00"
     with pytest.raises(ConfigurationError, match="'nonsense' is not known"):
         some.options(nonsense=1)
+
+
+async def test_the_retention_of_a_task_goes_with_it_and_is_registered(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(retention=60)
+    async def brief() -> None: ...
+
+    store = await app.store()
+    asked: list[NewTask] = []
+    enqueue = store.enqueue
+
+    async def noted(tasks: Sequence[NewTask], *, fence: Fence | None = None) -> list[Enqueued]:
+        asked.extend(tasks)
+        return await enqueue(tasks, fence=fence)
+
+    monkeypatch.setattr(store, "enqueue", noted)
+    await brief.enqueue()
+    await app.enqueue("brief")
+    await app.run_worker(until_idle=True)
+    registered = await store.type_defaults("brief")
+
+    assert [one.retention for one in asked] == [timedelta(seconds=60)] * 2
+    assert registered is not None
+    assert registered.retention == timedelta(seconds=60)
+
+
+async def test_a_set_that_two_apps_include_enqueues_in_the_last(app: App) -> None:
+    mails, other = TaskSet(), App("memory:")
+
+    @mails.task
+    async def send() -> None: ...
+
+    app.include(mails)
+    other.include(mails)
+    handle = await send.enqueue()
+    await app.run_worker(until_idle=True)
+    await other.run_worker(until_idle=True)
+
+    assert (await other.handle(handle.id).get()).status == "completed"
+    assert await (await app.store()).queues() == []
 
 
 def test_a_task_looks_like_its_function(app: App) -> None:
