@@ -16,7 +16,7 @@ from windlass import App, ConfigurationError
 from windlass.store.postgres.embedded import is_installed
 
 FORKING = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from windlass import App
 
 app = App(sys.argv[1])
@@ -30,6 +30,7 @@ if os.fork():
     app.run_sync("close", app.close)
     os.write(parent_left[1], b"x")
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+signal.alarm(30)  # a child that hangs must not stay behind
 app.enqueue_sync("work", {})
 os.write(opened[1], b"x")
 os.read(parent_left[0], 1)
