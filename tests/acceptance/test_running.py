@@ -1,8 +1,10 @@
 """A worker runs tasks: which, where, in which order, with what around them."""
 
 import asyncio
+import functools
 import logging
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -122,6 +124,26 @@ async def test_a_due_task_becomes_ready_on_time_while_every_slot_is_busy(app: Ap
         hold.set()
         await first.result(10)
         await second.result(10)
+
+
+async def test_a_coroutine_function_in_a_plain_decorator_is_awaited(app: App) -> None:
+    def plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return call
+
+    @app.task
+    @plainly
+    async def double(n: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * n
+
+    handle = await double.enqueue(n=21)
+    await app.run_worker(until_idle=True)
+
+    assert await handle.result(5) == 42
 
 
 async def test_middleware_wraps_every_handler_in_order(app: App) -> None:

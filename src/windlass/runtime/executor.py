@@ -94,7 +94,7 @@ class Executor:
 
         future = self._threads.submit(run)
         try:
-            return await asyncio.wrap_future(future)
+            value = await asyncio.wrap_future(future)
         except asyncio.CancelledError as error:
             if job.context is not None:
                 job.context.cancel()
@@ -102,6 +102,8 @@ class Executor:
                 error.add_note(_where_is(thread))  # ours are the only frames it has
                 emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
             raise
+        # A plain decorator around a coroutine function looks like a plain function.
+        return await value if asyncio.iscoroutine(value) else value
 
     def _context(self, job: Job, definition: TaskDefinition) -> Context:
         deadline = None
