@@ -5,6 +5,7 @@ import itertools
 import os
 import zlib
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -111,7 +112,8 @@ def shared_database_url(server_url: str, template: str) -> Iterator[str]:
 
 @pytest.fixture
 async def postgres_store(database_url: str) -> AsyncIterator[PostgresStore]:
-    store = PostgresStore(PostgresOptions(url=database_url))
+    # Patient, so that what is to be seen waiting for a lock does wait on a slow machine too.
+    store = PostgresStore(PostgresOptions(url=database_url, patience=timedelta(minutes=1)))
     await store.open()
     yield store
     await store.close()

@@ -208,10 +208,11 @@ async def test_a_worker_whose_pulse_is_under_way_is_not_removed(
     beating = await sessions.begin()
     assert (await beating.store.pulse(Pulse(WORKER, [], LEASE, 0, False))).registered
 
-    removing = await sessions.blocked(store.remove_dead_workers(leadership=leadership), by=beating)
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.remove_dead_workers(leadership=leadership) == []
     await beating.commit()
 
-    assert await removing == []
+    assert await store.remove_dead_workers(leadership=leadership) == []
     assert [worker.id for worker in await store.workers()] == [str(WORKER)]
 
 
@@ -233,6 +234,21 @@ async def test_a_pulse_waits_for_nobody_who_holds_its_worker(
     assert meanwhile.registered
     assert not after.registered
     assert meanwhile.kept == after.kept == {kept.token}
+
+
+async def test_a_worker_that_goes_idle_waits_for_nobody_who_holds_its_row(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.register(worker_info(), lease=LEASE)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.worker_pulse FOR UPDATE")
+
+    async with asyncio.timeout(AT_ONCE):
+        await store.set_idle(WORKER, True)
+    await user.commit()
+    await store.pulse(Pulse(WORKER, [], LEASE, 0, True))
+
+    assert (await store.workers())[0].idle
 
 
 async def test_types_are_registered_in_sorted_order(

@@ -20,9 +20,7 @@ from contract.postgres_sessions import (
     new_task,
     settlements,
 )
-from windlass.model.errors import (
-    LeaseLost,
-)
+from windlass.model.errors import LeaseLost, StoreBusy
 from windlass.model.task import (
     Answer,
     Fence,
@@ -195,6 +193,25 @@ async def test_a_rescue_goes_round_a_claim_of_which_somebody_holds_another_row(
     assert await store.rescue(100) == Rescued(claims=1, cancelled=1)
 
 
+async def test_many_claims_that_are_held_neither_hide_the_others_nor_add_up(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    for _ in range(60):
+        await add(store)
+        held = await claim(store)
+        await store.start([Started(held.token, held.tasks[0].id, 1, 0.0)])
+    (free,) = await add(store)
+    await claim(store)
+    await sessions.advance(LEASE + SECOND)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.running FOR UPDATE")
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.rescue(10) == Rescued(claims=1, returned=1)
+
+    assert await sessions.places(free) == ["ready"]
+
+
 @pytest.mark.parametrize("claimed_again", [False, True])
 async def test_a_rescue_of_a_half_settled_batch_leaves_the_task_that_came_back_to_its_next_owner(
     store: PostgresStore, sessions: Sessions, claimed_again: bool
@@ -253,6 +270,23 @@ async def test_a_report_of_running_that_waits_for_a_rescue_is_told_of_the_loss(
 
     assert await reporting == {task.id}
     assert (await store.get(UUID(str(task.id)))).status is TaskState.PENDING
+
+
+async def test_a_report_of_running_that_may_not_wait_any_longer_says_so(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    hasty = await sessions.open_store(patience=timedelta(milliseconds=100))
+    await add(store)
+    held = await claim(store)
+    started = [Started(held.token, held.tasks[0].id, 1, 0.0)]
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.claim FOR UPDATE")
+
+    with pytest.raises(StoreBusy):
+        await hasty.start(started)
+
+    await user.commit()
+    assert not await hasty.start(started)
 
 
 async def test_a_report_of_running_that_is_overtaken_by_the_end_leaves_nothing_behind(

@@ -140,6 +140,10 @@ async def test_a_settlement_that_may_not_wait_any_longer_does_nothing_by_halves(
         ("SELECT FROM windlass.task WHERE id = $1 FOR UPDATE", [True, False]),
         ("SELECT FROM windlass.task WHERE id = $1 FOR SHARE", [True, False]),
         ("SELECT FROM windlass.claim WHERE $1::uuid IS NOT NULL FOR UPDATE", [True, True]),
+        ("SELECT FROM windlass.claim_task WHERE $1::uuid IS NOT NULL FOR UPDATE", [True, True]),
+        ("SELECT FROM windlass.running WHERE task_id = $1 FOR UPDATE", [True, False]),
+        ("SELECT FROM windlass.attempt WHERE task_id = $1 FOR UPDATE", [True, False]),
+        ("SELECT FROM windlass.cancel_request WHERE task_id = $1 FOR UPDATE", [True, False]),
         ("SELECT FROM windlass.ready WHERE task_id = $1 FOR UPDATE", [False, False]),
     ],
 )
@@ -147,7 +151,11 @@ async def test_what_a_settlement_would_wait_for_is_told_without_waiting(
     store: PostgresStore, sessions: Sessions, statement: str, expected: list[bool]
 ) -> None:
     await add(store, 2)
-    held = settlements(await claim(store), Outcome.COMPLETED)
+    await store.settle(settlements(await claim(store), Outcome.RETRIED))
+    held = settlements(await claim(store), Outcome.COMPLETED, reported=True)
+    await store.start([Started(*one[:3], 0.0) for one in held])
+    for one in held:
+        await store.cancel(one.task_id, "enough")
     user = await sessions.begin()
     await user.connection.execute(statement, held[0].task_id)
 

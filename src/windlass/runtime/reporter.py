@@ -1,8 +1,9 @@
 """Tells the store which tasks run for a while, and handlers that they are cancelled."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
-from windlass.model.errors import StoreUnavailable
+from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Started
 from windlass.runtime.job import Halt, Job
 from windlass.service import Stop
@@ -32,23 +33,34 @@ class Reporter:
         """Report while anything runs for that long."""
         while not await stop.wait(REPORT_EVERY):
             try:
-                await self.report(self._long_running())
+                jobs = self._long_running()
+                await self._report_apart([job for job in jobs if not job.report_confirmed])
+                await self._pass_on_cancellations(jobs)
                 await self._beside()
             except StoreUnavailable as error:
                 emit("store.unavailable", doing="report", error=error)
 
-    async def report(self, jobs: Sequence[Job]) -> None:
-        """Record jobs as running, and pass on cancellations that were asked for."""
-        fresh = [job for job in jobs if not job.report_confirmed]
-        if fresh:
-            await self._start(fresh)
+    async def _report_apart(self, jobs: Sequence[Job]) -> None:
+        """Report jobs; those of a claim that somebody holds later, the others all the same."""
+        try:
+            await self.report(jobs)
+        except StoreBusy as error:
+            emit("report.delayed", tasks=len(jobs), error=error)
+            for token in {job.claim.token for job in jobs}:
+                with suppress(StoreBusy):
+                    await self.report([job for job in jobs if job.claim.token == token])
+
+    async def _pass_on_cancellations(self, jobs: Sequence[Job]) -> None:
         if jobs:
             requested = await self._store.requested_cancellations([job.task.id for job in jobs])
             for job in jobs:
                 if job.task.id in requested and job.halt is None:
                     job.stop(Halt.CANCELLED, requested[job.task.id])
 
-    async def _start(self, jobs: Sequence[Job]) -> None:
+    async def report(self, jobs: Sequence[Job]) -> None:
+        """Record jobs as running."""
+        if not jobs:
+            return
         for job in jobs:
             job.reported = True  # before the write: a settlement that overtakes it cleans up
         started = [

@@ -24,7 +24,7 @@ class PostgresOptions:
     pool_size: int = 8
     auto_migrate: bool = True
     pooler: bool = False  # the URL leads through a pooler in transaction mode
-    patience: timedelta = timedelta(seconds=1)  # how long a settlement waits for a lock
+    patience: timedelta = timedelta(seconds=1)  # how long a settlement or a report waits for a lock
     retention: Retention = field(default_factory=Retention)
 
 

@@ -111,9 +111,11 @@ class ClaimVerbs(PostgresBase):
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
         if not started:
             return frozenset()
-        rows = await self._run.fetch(
-            "start_tasks", *(list(column) for column in zip(*started, strict=True))
-        )
+        columns = (list(column) for column in zip(*started, strict=True))
+        async with self._run.transaction() as connection:
+            patience = self._options.patience
+            await connection.execute(self._sql.statement("limit_lock_wait"), patience)
+            rows = await connection.fetch(self._sql.statement("start_tasks"), *columns)
         return frozenset(row["task_id"] for row in rows)
 
     async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:

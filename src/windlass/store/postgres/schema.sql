@@ -625,6 +625,7 @@ CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interv
 DECLARE
     expired record;
     sums record;
+    blocked integer := 0;
     at timestamptz;
 BEGIN
     claims := 0; returned := 0; lost_attempts := 0; dead := 0; cancelled := 0;
@@ -633,9 +634,10 @@ BEGIN
         FROM windlass.claim c
         WHERE c.expires_at <= windlass.clock()
         ORDER BY c.expires_at, c.fence
-        LIMIT max_claims
+        LIMIT 10 * max_claims  -- those that are held must not hide the others
         FOR UPDATE SKIP LOCKED
     LOOP
+        EXIT WHEN claims >= max_claims;
         BEGIN
             at := windlass.clock();
             WITH held AS MATERIALIZED (
@@ -761,7 +763,11 @@ BEGIN
             dead := dead + sums.dead;
             cancelled := cancelled + sums.cancelled;
         EXCEPTION WHEN lock_not_available THEN
-            NULL;
+            blocked := blocked + 1;
+            IF blocked = 10 THEN
+                -- More such waits would add up to longer than a chore may take.
+                PERFORM set_config('lock_timeout', '1ms', true);
+            END IF;
         END;
     END LOOP;
     IF returned > 0 THEN
