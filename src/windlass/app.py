@@ -86,11 +86,7 @@ class App(TaskSet):
 
     def include(self, tasks: TaskSet) -> None:
         """Take in the tasks of a library."""
-        if not isinstance(tasks, TaskSet):
-            raise ConfigurationError(
-                f"include {shown(tasks)}: give a TaskSet, one that was made with TaskSet()"
-            )
-        for task in tuple(tasks.tasks):
+        for task in _checked_set(tasks).tasks:
             self._add(task)
 
     def middleware(self, function: MiddlewareT) -> MiddlewareT:
@@ -423,6 +419,14 @@ def _checked_calls(given: Any) -> list[Call]:
             kind = type(call).__name__
             raise PayloadError(f"item {index} is of type {kind}; use task.call(...)")
     return calls
+
+
+def _checked_set(given: Any) -> TaskSet:
+    if not isinstance(given, TaskSet) or isinstance(given, App):
+        raise ConfigurationError(
+            f"include {shown(given)}: give a TaskSet, one that was made with TaskSet()"
+        )
+    return given
 
 
 def _check_worker_options(options: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ _LEVELS = {
     "worker.removed": logging.WARNING,
     "task.dead": logging.WARNING,
     "thread.abandoned": logging.WARNING,
+    "handler.abandoned": logging.WARNING,
     "service.failed": logging.ERROR,
     "chore.failed": logging.ERROR,
 }

@@ -2,6 +2,9 @@
 
 import asyncio
 import threading
+from contextlib import suppress
+from datetime import timedelta
+from typing import cast
 
 import pytest
 
@@ -13,10 +16,12 @@ from windlass import (
     Retry,
     RetryAfter,
     Snooze,
+    TaskCancelled,
     TaskFailed,
     TaskNotFound,
     TaskState,
 )
+from windlass.runtime import slots
 
 
 async def test_a_failing_task_is_retried_and_then_dead(app: App) -> None:
@@ -216,3 +221,103 @@ async def test_a_payload_that_does_not_fit_the_handler_fails_for_good(app: App) 
     assert "strict" in (record.last_error or "")
     assert record.attempts == 1
     del store
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "GIVE_WAY_WITHIN", 0.2)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("by", ["timeout", "cancel"])
+async def test_a_coroutine_that_does_not_give_way_frees_its_slot(app: App, by: str) -> None:
+    begun = asyncio.Event()
+    let_go = asyncio.Event()
+
+    @app.task(timeout=0.05 if by == "timeout" else 60, retry=1)
+    async def stubborn() -> str:
+        begun.set()
+        while not let_go.is_set():
+            with suppress(asyncio.CancelledError):
+                await let_go.wait()
+        return "too late"
+
+    @app.task
+    async def quick() -> str:
+        return "ran"
+
+    async with app.worker(concurrency=1):
+        first = await stubborn.enqueue()
+        await asyncio.wait_for(begun.wait(), 10)
+        if by == "cancel":
+            await first.cancel("enough")
+            with pytest.raises(TaskCancelled):
+                await first.result(10)
+        else:
+            with pytest.raises(TaskFailed, match="did not give way"):
+                await first.result(10)
+        assert await (await quick.enqueue()).result(10) == "ran"
+        let_go.set()
+
+    record = await first.get()
+    assert record.status is (TaskState.CANCELLED if by == "cancel" else TaskState.DEAD)
+
+
+async def test_a_coroutine_that_catches_its_timeout_and_returns_has_failed(app: App) -> None:
+    @app.task(timeout=0.05, retry=1)
+    async def late() -> str:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "all the same"
+
+    handle = await late.enqueue()
+    await app.run_worker(until_idle=True)
+
+    with pytest.raises(TaskFailed, match=r"took longer than 0\.05 s"):
+        await handle.result(5)
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise LookupError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (AssertionError(), "AssertionError"),
+        (Snooze(-1), "Snooze -1: use a finite number of seconds"),
+        (RetryAfter(-5), "RetryAfter -5: use a finite number of seconds"),
+        (RetryAfter(cast("float", "soon")), "RetryAfter 'soon': use seconds or a timedelta"),
+        (RetryAfter(0, ValueError("rate limit")), "rate limit"),
+        (Fail(Unprintable()), "<its text raised LookupError>"),
+    ],
+)
+async def test_what_is_kept_of_an_odd_error_says_what_it_was(
+    app: App, error: Exception, said: str
+) -> None:
+    @app.task(retry=1)
+    async def odd() -> None:
+        raise error
+
+    handle = await odd.enqueue()
+    await app.run_worker(until_idle=True)
+
+    record = await handle.get()
+    assert record.last_error is not None
+    assert record.last_error.startswith(said)
+    assert record.status is (TaskState.FAILED if isinstance(error, Fail) else TaskState.DEAD)
+
+
+@pytest.mark.parametrize("steer", [Snooze, RetryAfter])
+async def test_a_task_is_put_off_by_a_timedelta_as_well(app: App, steer: type[Snooze]) -> None:
+    @app.task(retry=3)
+    async def later() -> None:
+        raise steer(timedelta(hours=1))
+
+    handle = await later.enqueue()
+    await app.run_worker(until_idle=True)
+
+    record = await handle.get()
+    assert record.status is TaskState.SCHEDULED
+    assert record.scheduled_for - record.created_at > timedelta(minutes=59)

@@ -168,6 +168,20 @@ async def test_what_a_settlement_would_wait_for_is_told_without_waiting(
     assert await store.held(held) == [False, False]
 
 
+async def test_a_settlement_under_way_counts_as_no_holder_until_it_counts_down(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 2)
+    first, second = settlements(await claim(store), Outcome.COMPLETED)
+    user = await sessions.begin()
+    await user.lock_task(first.task_id)
+    settling = await sessions.blocked(store.settle([first]), by=user)
+
+    assert await store.held([first, second]) == [True, False]
+    await user.rollback()
+    assert await settling == [Answer.APPLIED]
+
+
 # Pulse
 
 

@@ -118,6 +118,40 @@ async def test_what_somebody_holds_is_tried_again_beside_the_others(
     assert len(bench.settled) == 16
 
 
+async def test_what_somebody_holds_is_not_tried_again_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        bench.store.busy.clear()
+
+    monkeypatch.setattr("windlass.runtime.committer.asyncio.sleep", sleep)
+    bench.store.busy = {UUID(int=1)}
+    bench.committer.add(done(1))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert pauses == [committer_module.HELD_AGAIN_AFTER]
+
+
+async def test_an_outage_while_what_is_held_is_looked_for_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_: Sequence[Settlement]) -> list[bool]:
+        bench.store.busy.clear()
+        raise StoreUnavailable("gone")
+
+    monkeypatch.setattr(bench.store, "held", gone)
+    bench.store.busy = {UUID(int=1)}
+    bench.committer.add(done(1))
+    bench.committer.close()
+    await asyncio.wait_for(bench.committer.run(), 10)
+
+    assert len(bench.settled) == 1
+
+
 async def test_what_is_held_is_given_up_with_the_committer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

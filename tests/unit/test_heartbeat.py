@@ -156,13 +156,40 @@ async def test_a_claim_that_somebody_holds_is_asked_for_again_and_is_not_lost(be
 
 
 async def test_a_skipped_claim_does_not_keep_the_next_beat_of_the_others(bench: Bench) -> None:
-    bench.leases.add(A, bench.clock.now)
-    bench.leases.add(B, bench.clock.now)
+    asked_at = bench.clock.now
+    bench.leases.add(A, asked_at - 0.5)
+    bench.leases.add(B, asked_at - 0.5)
     bench.store.skips.update({A: 3})
     bench.store.takes_once = 0.1  # longer than the time between two beats
     await bench.beat()
 
     assert bench.store.pulses == [(frozenset({A, B}), timedelta(0))]
+    # Nobody has extended it: it is not to be trusted for longer than before.
+    assert bench.leases.expired(asked_at + TRUST - 0.01) == [A]
+
+
+async def test_a_claim_let_go_while_somebody_held_it_is_not_asked_for_again(bench: Bench) -> None:
+    bench.leases.add(A, bench.clock.now)
+    bench.store.skips.update({A: 3})
+    bench.store.forgets = {A}
+    bench.store.settled_meanwhile = bench.leases
+    await bench.beat()
+
+    assert len(bench.store.pulses) == 1
+
+
+async def test_a_pulse_that_hangs_is_given_up(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(_: Pulse) -> PulseAnswer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(bench.store, "pulse", hang)
+    beating = asyncio.create_task(bench.beat())
+    await asyncio.wait([beating], timeout=30)
+
+    assert isinstance(beating.exception(), TimeoutError)
 
 
 async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Bench) -> None:

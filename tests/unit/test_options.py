@@ -280,20 +280,10 @@ def test_two_contexts_are_refused(app: App) -> None:
         async def work(first: Context, second: Context) -> None: ...
 
 
-@pytest.mark.parametrize("given", [5, None, [TaskSet()], TaskSet, pytest])
+@pytest.mark.parametrize("given", [5, None, [TaskSet()], TaskSet, pytest, App("memory:")])
 def test_only_a_set_of_tasks_is_included(app: App, given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"include .*TaskSet"):
         app.include(given)
-
-
-@pytest.mark.timeout(20)
-def test_an_app_that_includes_itself_is_as_before(app: App) -> None:
-    @app.task
-    async def work() -> None: ...
-
-    app.include(app)
-
-    assert app.registry.names() == ("work",)
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,11 @@ async def test_what_waits_for_too_long_is_given_back_unrun_and_not_sooner(
     await take(worker, claim(3))
 
     clock.now += 59
-    await worker._slots.watch_buffer(OneLook())
+    await worker._slots.watch(OneLook())
     assert waiting_to_be_written(worker) == []
 
     clock.now += 2
-    await worker._slots.watch_buffer(OneLook())
+    await worker._slots.watch(OneLook())
     assert waiting_to_be_written(worker) == [Outcome.RELEASED] * 2
     assert worker._slots._waiting_bytes == 0
 
@@ -294,3 +294,14 @@ async def test_a_lease_is_trusted_from_the_moment_it_was_asked_for(make: Make) -
 
     assert worker._leases.expired(asked_at + 26) == []
     assert worker._leases.expired(asked_at + 28) == [TOKEN]
+
+
+async def test_the_heart_is_told_how_many_run(make: Make) -> None:
+    bench = make()
+    worker = await bench.worker()
+    await take(worker, claim(2))
+    running = worker._leases.running
+    bench.let_go.set()
+    await worker._slots.until_nothing_runs()
+
+    assert (running, worker._leases.running) == (1, 0)

@@ -1,5 +1,7 @@
 """Every exception Windlass raises, under one root, and those a handler raises to steer its task."""
 
+from datetime import timedelta
+
 
 class WindlassError(Exception):
     """The root of everything Windlass raises on its own account."""
@@ -66,7 +68,7 @@ class Steer(Exception):  # noqa: N818 - raised to steer a task, not to report an
 class RetryAfter(Steer):
     """Try again after so many seconds; counts as an attempt."""
 
-    def __init__(self, seconds: float, reason: str = "") -> None:
+    def __init__(self, seconds: float | timedelta, reason: object = "") -> None:
         super().__init__(seconds, reason)
         self.seconds = seconds
         self.reason = reason
@@ -75,7 +77,7 @@ class RetryAfter(Steer):
 class Snooze(Steer):
     """Come back after so many seconds; does not count as an attempt."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float | timedelta) -> None:
         super().__init__(seconds)
         self.seconds = seconds
 
@@ -83,6 +85,6 @@ class Snooze(Steer):
 class Fail(Steer):
     """Fail for good, without another attempt."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: object) -> None:
         super().__init__(reason)
         self.reason = reason

@@ -10,11 +10,16 @@ LONGEST_TRACEBACK = 20_000
 
 def describe_exception(error: BaseException) -> str:
     """Return an exception as the JSON object that is kept of it."""
+    kind = type(error).__qualname__
+    return describe(kind, text_of(error) or kind, error)
+
+
+def text_of(value: object) -> str:
+    """Return the text of something that a handler raised: it may itself raise."""
     try:
-        message = str(error)
-    except Exception as unprintable:  # noqa: BLE001 - the text of an error may itself raise
-        message = f"<its text raised {type(unprintable).__name__}>"
-    return describe(type(error).__qualname__, message, error)
+        return str(value)
+    except Exception as error:  # noqa: BLE001
+        return f"<its text raised {type(error).__name__}>"
 
 
 def describe(kind: str, message: str, error: BaseException | None = None) -> str:

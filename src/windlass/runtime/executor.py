@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import math
 import sys
 import threading
 import time
@@ -16,9 +15,9 @@ from uuid import UUID
 from windlass.codec import encode_json
 from windlass.context import Context, current_fence
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
-from windlass.model.errors import Fail, PayloadError, RetryAfter, Snooze
-from windlass.registry import Registry, TaskDefinition
-from windlass.runtime.describe import describe, describe_exception
+from windlass.model.errors import ConfigurationError, Fail, PayloadError, RetryAfter, Snooze
+from windlass.registry import Registry, TaskDefinition, checked_seconds
+from windlass.runtime.describe import describe, describe_exception, text_of
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.threads import Threads
 from windlass.telemetry import emit
@@ -60,6 +59,7 @@ class Executor:
             if definition.timeout is None:
                 value = await self._call(job, definition, arguments)
             else:
+                job.give_way_at = job.started_at + definition.timeout
                 value = await _within(definition.timeout, self._call(job, definition, arguments))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             outcome = self._raised(job, error)
@@ -130,6 +130,12 @@ class Executor:
         except PayloadError as error:
             return Failed(describe_exception(error), permanent=True)
 
+    def abandoned(self, job: Job) -> AttemptOutcome | None:
+        """Say what becomes of a job whose handler did not give way when it was told to."""
+        if job.halt is not None:
+            return self._halted(job)
+        return Failed(describe("TimeoutError", "took longer than its timeout and did not give way"))
+
     def _halted(self, job: Job) -> AttemptOutcome | None:
         match job.halt:
             case Halt.CANCELLED:
@@ -143,15 +149,10 @@ class Executor:
         match error:
             case asyncio.CancelledError() if job.halt is not None:
                 return self._halted(job)
-            case Snooze(seconds=seconds) if _is_duration(seconds):
-                return Snoozed(float(seconds))
-            case RetryAfter(seconds=seconds) if _is_duration(seconds):
-                return Failed(
-                    describe("RetryAfter", error.reason or f"to be retried after {seconds:g} s"),
-                    retry_after=float(seconds),
-                )
+            case Snooze() | RetryAfter():
+                return _put_off(error)
             case Fail(reason=reason):
-                return Failed(describe("Fail", str(reason)), permanent=True)
+                return Failed(describe("Fail", text_of(reason)), permanent=True)
             case _Overran():
                 return Failed(describe("TimeoutError", str(error), error))
             case _:
@@ -161,16 +162,22 @@ class Executor:
 class _Overran(Exception):  # noqa: N818 - says what happened
     """The attempt took longer than its timeout; a TimeoutError of the handler's own is not this."""
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"took longer than {seconds:g} s")
+
 
 async def _within(seconds: float, call: Awaitable[Any]) -> Any:
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            return await call
+            value = await call
     except TimeoutError as error:
         if limit.expired():
-            raise _Overran(f"took longer than {seconds:g} s") from error
+            raise _Overran(seconds) from error
         raise
+    if limit.expired():  # it caught its cancellation and returned all the same
+        raise _Overran(seconds)
+    return value
 
 
 def _where_is(thread: int) -> str:
@@ -180,5 +187,13 @@ def _where_is(thread: int) -> str:
     return "its thread was here:\n" + "".join(traceback.format_stack(frame, limit=20))
 
 
-def _is_duration(seconds: Any) -> bool:
-    return isinstance(seconds, int | float) and math.isfinite(seconds) and 0 <= seconds < 1e9
+def _put_off(error: Snooze | RetryAfter) -> AttemptOutcome:
+    kind = type(error).__name__
+    try:
+        seconds = checked_seconds(kind, error.seconds)
+    except ConfigurationError as wrong:
+        return Failed(describe(kind, str(wrong), error))
+    if isinstance(error, Snooze):
+        return Snoozed(seconds)
+    reason = text_of(error.reason) or f"to be retried after {seconds:g} s"
+    return Failed(describe(kind, reason), retry_after=seconds)

@@ -1,6 +1,7 @@
 """A claimed task on its way along the street."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from enum import Enum
 
@@ -26,6 +27,7 @@ class Job:
     started_at: float | None = None  # monotonic
     reported: bool = False  # the store may have it as running
     report_confirmed: bool = False
+    give_way_at: float | None = None  # monotonic, when it is or was told to end
     halt: Halt | None = None
     halt_reason: str = ""
     runner: asyncio.Task[None] | None = None
@@ -49,6 +51,8 @@ class Job:
         """Ask the handler to give way. A lost lease overrides every other reason."""
         if self.halt is None or halt is Halt.LOST:
             self.halt, self.halt_reason = halt, reason or halt.value
+        if self.give_way_at is None or self.give_way_at > time.monotonic():
+            self.give_way_at = time.monotonic()
         if self.context is not None:
             self.context.cancel()
         # One that has not begun looks at this by itself: cancelled, it would never run at all.

@@ -23,7 +23,8 @@ from windlass.service import Stop
 from windlass.telemetry import emit
 
 MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing is claimed
-LOOK_AT_BUFFER_EVERY = 0.2  # seconds
+LOOK_EVERY = 0.2  # seconds
+GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
 BUFFER_AHEAD = 0.2  # seconds of work, at the present rate, that may wait in the buffer
 
 
@@ -148,10 +149,12 @@ class Slots:
             outcome = await self._executor.run(job)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the slot as well
             outcome = Failed(describe_exception(error))
-        if job not in self._running:
-            return  # it was given back meanwhile
+        if job in self._running:  # it may have been given up meanwhile
+            self._ended += 1
+            self._free_slot(job, outcome)
+
+    def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
         self._running.discard(job)
-        self._ended += 1
         if outcome is None:
             self._let_go(job.claim.token, 1)
         else:
@@ -218,14 +221,18 @@ class Slots:
             job for job in self._running if job.started_at is not None and job.started_at <= since
         ]
 
-    async def watch_buffer(self, stop: Stop) -> None:
-        """Measure the rate, and give back what has waited in the buffer for too long."""
-        while not await stop.wait(LOOK_AT_BUFFER_EVERY):
-            self._rate += (self._ended / LOOK_AT_BUFFER_EVERY - self._rate) * 0.5
+    async def watch(self, stop: Stop) -> None:
+        """Measure the rate; give back what waits, and give up what overstays, for too long."""
+        while not await stop.wait(LOOK_EVERY):
+            self._rate += (self._ended / LOOK_EVERY - self._rate) * 0.5
             self._ended = 0
-            oldest = time.monotonic() - self._buffer_seconds
-            while self._waiting and self._waiting[0].received_at < oldest:
+            now = time.monotonic()
+            while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
+            for job in list(self._running):
+                if job.give_way_at is not None and now > job.give_way_at + GIVE_WAY_WITHIN:
+                    emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
+                    self._free_slot(job, self._executor.abandoned(job))
 
     # At the end
 

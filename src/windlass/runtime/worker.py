@@ -23,7 +23,7 @@ from windlass.service import Stop, first_of, stop_task
 from windlass.store.port import Store
 from windlass.telemetry import emit
 
-GIVE_WAY_WITHIN = 1.0  # seconds for handlers that are interrupted
+INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
@@ -144,7 +144,7 @@ class Worker:
         fetching = asyncio.create_task(self._fetch(stop_fetching), name="windlass-fetcher")
         services = [
             asyncio.create_task(self._reporter.run(stop_services), name="windlass-reporter"),
-            asyncio.create_task(self._slots.watch_buffer(stop_services), name="windlass-buffer"),
+            asyncio.create_task(self._slots.watch(stop_services), name="windlass-buffer"),
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         try:
@@ -250,7 +250,7 @@ class Worker:
                 await first_of(self._slots.until_nothing_runs(), self._insisting.wait())
         self._slots.interrupt()
         with suppress(TimeoutError):
-            async with asyncio.timeout(GIVE_WAY_WITHIN):
+            async with asyncio.timeout(INTERRUPT_WITHIN):
                 await self._slots.until_nothing_runs()
         self._slots.release_running()
 
