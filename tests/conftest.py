@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from windlass.store.postgres.base import PACKAGE
 from windlass.store.postgres.embedded import EmbeddedServer
+from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.sqlfiles import SqlFiles
 

@@ -27,6 +27,7 @@ from acceptance.embedded_users import (
 from windlass.model.errors import ConfigurationError
 from windlass.store.postgres import embedded_start
 from windlass.store.postgres.embedded import EmbeddedServer, find_directory, is_installed
+from windlass.store.postgres.embedded_start import Place
 
 pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
@@ -245,18 +246,22 @@ def test_a_killed_server_is_restarted_with_its_data(directory: Path) -> None:
 
 
 def test_a_stale_process_id_of_a_living_stranger_is_not_believed(directory: Path) -> None:
-    EmbeddedServer.acquire(directory, settings=FAST).release()
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    sockets = Place(directory).socket_folder  # its name may be too long to lie in the directory
+    server.release()
     with subprocess.Popen(["sleep", "600"]) as stranger:
-        stale = f"{stranger.pid}\n{directory}/data\n1\n5432\n{directory}/socket\n\n1 1\nready\n"
+        stale = f"{stranger.pid}\n{directory}/data\n1\n5432\n{sockets}\n\n1 1\nready\n"
         (directory / "data" / "postmaster.pid").write_text(stale)
-        (directory / "socket" / ".s.PGSQL.5432.lock").write_text(stale)
+        sockets.mkdir(exist_ok=True)
+        try:
+            (sockets / ".s.PGSQL.5432.lock").write_text(stale)
+            server = EmbeddedServer.acquire(directory, settings=FAST)
 
-        server = EmbeddedServer.acquire(directory, settings=FAST)
-
-        assert query(server.url, "SELECT 1") == 1
-        server.release()
-        assert stranger.poll() is None
-        stranger.kill()
+            assert query(server.url, "SELECT 1") == 1
+            server.release()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
 
 
 def test_a_server_that_others_started_on_the_data_is_left_alone(directory: Path) -> None:
@@ -388,9 +393,11 @@ def test_a_directory_nobody_else_may_enter_will_do(tmp_path: Path) -> None:
     server.release()
 
 
+@pytest.mark.parametrize("longer", ["", "x" * 100])
 def test_an_interrupted_initialisation_is_repaired(
-    directory: Path, join: Callable[[Path], User]
+    directory: Path, join: Callable[[Path], User], longer: str
 ) -> None:
+    directory = directory / longer
     user = join(directory)
     wait_until(lambda: list(directory.glob("data.new-*/global")))
 

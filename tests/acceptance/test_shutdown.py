@@ -161,3 +161,40 @@ async def test_a_worker_that_cannot_start_says_why(app: App) -> None:
             pytest.fail("it has not started")
     with pytest.raises(LookupError, match="mail server"):
         await app.run_worker()
+
+
+async def test_a_shut_down_hook_that_raises_keeps_none_of_the_others(app: App) -> None:
+    ran: list[str] = []
+
+    @app.on_shutdown
+    async def broken() -> None:
+        raise LookupError("no mail server")
+
+    @app.on_shutdown
+    def close() -> None:
+        ran.append("closed")
+
+    with pytest.raises(LookupError, match="mail server"):
+        await app.run_worker(until_idle=True)
+
+    assert ran == ["closed"]
+
+
+async def test_a_worker_that_stops_says_what_it_waits_for(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "windlass")
+
+    @app.task
+    async def slow() -> None:
+        worker.stop()
+        while not any(line.startswith("worker.stopping") for line in caplog.messages):
+            await asyncio.sleep(0.01)
+
+    await slow.enqueue()
+    worker = await app.new_worker()
+    await worker.run()
+
+    said = [line for line in caplog.messages if line.startswith("worker.stopping")]
+    assert len(said) == 1
+    assert said[0].endswith("tasks=1")

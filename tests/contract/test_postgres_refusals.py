@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from windlass.model.errors import ConfigurationError, PayloadError
-from windlass.store.postgres.base import PACKAGE
+from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.sqlfiles import SqlFiles
 

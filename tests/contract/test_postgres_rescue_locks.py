@@ -152,7 +152,7 @@ async def test_a_rescue_does_not_wait_for_a_task_that_somebody_holds(
     await user.lock_task(kept)
 
     async with asyncio.timeout(AT_ONCE):
-        await store.rescue(100)
+        assert await store.rescue(100) == Rescued(claims=1, returned=1)
 
     assert await sessions.places(free) == ["ready"]
     await user.rollback()
@@ -287,6 +287,24 @@ async def test_a_report_of_running_that_may_not_wait_any_longer_says_so(
 
     await user.commit()
     assert not await hasty.start(started)
+
+
+async def test_a_report_of_an_earlier_generation_uses_no_attempt_of_the_next(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    first = await claim(store)
+    reporting = await sessions.begin()
+    await reporting.store.start([Started(first.token, task_id, 1, 0.0)])
+    assert await store.settle(settlements(first, Outcome.SNOOZED)) == [Answer.APPLIED]
+    await reporting.commit()  # a row that was overtaken by the end of its attempt
+    assert (await claim(store)).tasks[0].generation == 2
+    await sessions.advance(LEASE + SECOND)
+
+    rescued = await store.rescue(100)
+
+    assert (rescued.returned, rescued.lost_attempts) == (1, 0)
+    assert (await store.get(task_id)).attempts == 0
 
 
 async def test_a_report_of_running_that_is_overtaken_by_the_end_leaves_nothing_behind(

@@ -30,6 +30,7 @@ class Bench:
         self.clock = MovedClock()
         self.store = _Store(self.clock)
         self.leases = Leases(LEASE)
+        self.is_idle = False
         self.lost: list[UUID] = []
         self.lost_some = threading.Event()
         self.heartbeat = Heartbeat(
@@ -38,7 +39,7 @@ class Bench:
             leases=self.leases,
             lease=LEASE,
             every=timedelta(seconds=0.001),
-            is_idle=lambda: False,
+            is_idle=lambda: self.is_idle,
             lost=self._lost,
         )
 
@@ -196,6 +197,22 @@ async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Ben
     bench.leases.extend(frozenset({A}), bench.clock.now)
 
     assert not bench.leases.holds(A)
+
+
+async def test_a_worker_that_goes_idle_during_the_pulse_stays_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulse = bench.store.pulse
+
+    async def pulse_late(asked: Pulse) -> PulseAnswer:
+        bench.is_idle = True
+        await bench.store.set_idle(ME.id, True)
+        return await pulse(asked)
+
+    monkeypatch.setattr(bench.store, "pulse", pulse_late)
+    await bench.beat()
+
+    assert (await bench.store.workers())[0].idle
 
 
 async def test_a_worker_that_was_removed_registers_again(bench: Bench) -> None:

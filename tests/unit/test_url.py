@@ -3,7 +3,7 @@
 import pytest
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.base import PACKAGE
+from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.statements import Statements
 from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import SqlFiles

@@ -92,12 +92,12 @@ class TaskWithOptions(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
         """Hand the call to the workers."""
-        return (await self._task._bound().send([self.call(*args, **kwargs)]))[0]  # noqa: SLF001
+        return (await self._task._bound().send([self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - its own task
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
         """Hand the call to the workers, from synchronous code."""
         call = self.call(*args, **kwargs)
-        outlet = self._task._bound()  # noqa: SLF001
+        outlet = self._task._bound()  # noqa: SLF001 - its own task
         return outlet.run_sync("enqueue", lambda: outlet.send([call]))[0]
 
 

@@ -152,6 +152,8 @@ class Heartbeat:
             answer = await store.pulse(pulse)
             if not answer.registered:
                 await store.register(self._worker, lease=self._lease)
+            if self._is_idle() != idle:  # what the fetcher wrote meanwhile was overwritten
+                await store.set_idle(self._worker.id, not idle)
         self._leases.extend(answer.kept, asked_at)
         # A claim that was settled while the pulse was under way is not lost.
         held = set(self._leases.tokens())

@@ -155,6 +155,7 @@ class Worker:
             ended, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
             _tell_failed(ended)
             await stop_task(waiting)
+            emit("worker.stopping", worker_id=self._options.info.id, tasks=self._slots.busy())
             stop_fetching.set()
             await self._finish_or_release(fetching)
             self._committer.close()
@@ -268,9 +269,10 @@ class Worker:
                 await self._store.deregister(self._options.info.id)
         except (StoreUnavailable, TimeoutError) as error:
             emit("store.unavailable", doing="deregister", error=error)
-        for hook in self._options.on_shutdown:
-            await _call(hook)
-        emit("worker.stopped", worker_id=self._options.info.id)
+        try:
+            await _call_all(self._options.on_shutdown)
+        finally:
+            emit("worker.stopped", worker_id=self._options.info.id)
 
 
 def _tell_failed(ended: set[asyncio.Task[None]]) -> None:
@@ -283,3 +285,15 @@ def _tell_failed(ended: set[asyncio.Task[None]]) -> None:
 async def _call(hook: Callable[[], Any]) -> Any:
     result = hook()
     return await result if isinstance(result, Awaitable) else result
+
+
+async def _call_all(hooks: Sequence[Callable[[], Any]]) -> None:
+    """Call each, whatever those before it raised; raise the first error."""
+    errors = []
+    for hook in hooks:
+        try:
+            await _call(hook)
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+    if errors:
+        raise errors[0]

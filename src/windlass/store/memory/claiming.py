@@ -16,11 +16,11 @@ from windlass.model.task import (
     Started,
     TaskState,
 )
-from windlass.store.memory.base import MemoryBase, transaction
 from windlass.store.memory.state import ClaimEntry, LaneKey, TaskEntry, after, claimed_task
+from windlass.store.memory.tables import MemoryTables, transaction
 
 
-class ClaimVerbs(MemoryBase):
+class ClaimVerbs(MemoryTables):
     """Leases on ready tasks."""
 
     @transaction

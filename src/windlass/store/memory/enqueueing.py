@@ -6,11 +6,11 @@ from uuid import UUID
 
 from windlass.model.errors import IdempotencyConflict, LeaseLost
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.memory.base import MemoryBase, transaction
 from windlass.store.memory.state import TaskEntry, comparable
+from windlass.store.memory.tables import MemoryTables, transaction
 
 
-class EnqueueVerbs(MemoryBase):
+class EnqueueVerbs(MemoryTables):
     """New tasks, and the defaults of their types."""
 
     @transaction

@@ -6,11 +6,11 @@ from uuid import UUID
 
 from windlass.model.errors import NotLeader
 from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, TaskState
-from windlass.store.memory.base import DEAD, MemoryBase, transaction
 from windlass.store.memory.state import TaskEntry
+from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 
-class LeadVerbs(MemoryBase):
+class LeadVerbs(MemoryTables):
     """A term of office, and the writes of its holder."""
 
     @transaction

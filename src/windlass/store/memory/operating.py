@@ -5,10 +5,10 @@ from uuid import UUID
 
 from windlass.model.errors import WrongState
 from windlass.model.task import ENDS, CancelAnswer, Change, LaneKind, TaskState
-from windlass.store.memory.base import MemoryBase, transaction
+from windlass.store.memory.tables import MemoryTables, transaction
 
 
-class OperateVerbs(MemoryBase):
+class OperateVerbs(MemoryTables):
     """What people do to tasks and queues."""
 
     @transaction

@@ -16,11 +16,11 @@ from windlass.model.task import (
     TaskState,
     WorkerRecord,
 )
-from windlass.store.memory.base import MemoryBase, transaction
 from windlass.store.memory.state import matches, task_record
+from windlass.store.memory.tables import MemoryTables, transaction
 
 
-class ReadVerbs(MemoryBase):
+class ReadVerbs(MemoryTables):
     """Tasks, queues and workers as records."""
 
     @transaction

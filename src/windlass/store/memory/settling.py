@@ -17,14 +17,14 @@ from windlass.model.task import (
     TaskState,
     WorkerInfo,
 )
-from windlass.store.memory.base import DEAD, MemoryBase, transaction
 from windlass.store.memory.state import WorkerEntry, after, worker_record
+from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 _COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
 _USES_AN_ATTEMPT = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.DEAD, Outcome.RETRIED})
 
 
-class SettleVerbs(MemoryBase):
+class SettleVerbs(MemoryTables):
     """What a worker says of its claims, and of itself."""
 
     @transaction

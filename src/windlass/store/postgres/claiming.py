@@ -7,14 +7,14 @@ from uuid import UUID, uuid4
 
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest, Started
-from windlass.store.postgres.base import PostgresBase, PostgresOptions
 from windlass.store.postgres.cursors import Key, LaneCursors, LaneRead, Snapshot
+from windlass.store.postgres.parts import PostgresOptions, PostgresParts
 
 LOOK_BEHIND_EVERY = 5.0  # seconds; and never more than a twentieth of the time
 LOOK_AGAIN_AFTER = 0.2
 
 
-class ClaimVerbs(PostgresBase):
+class ClaimVerbs(PostgresParts):
     """Leases on ready tasks, and what is behind the bounds."""
 
     def __init__(self, options: PostgresOptions) -> None:

@@ -84,7 +84,9 @@ def _database(url: str | None) -> str:
 
 
 def _said(error: asyncpg.PostgresError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else str(error.message)
+    # What the driver finds out by itself, as of a broken connection, has a text and no message.
+    said = error.message or str(error).partition("\n")[0] or type(error).__name__
+    return f"{said}; {error.hint}" if error.hint else said
 
 
 def _session(pooler: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from windlass.store.postgres.embedded_start import (
     HOW_TO_INSTALL,
     SOCKET_NAME,
     Place,
+    can_hold_socket,
     is_installed,
     start_server,
 )
@@ -224,6 +225,8 @@ class _Answer:
 
 def _ask(place: Place) -> _Answer:
     process_id = None
+    if not can_hold_socket(place.socket_folder):
+        return _Answer(is_ready=False, process_id=None)  # nor has any server been started yet
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(5)
         try:

@@ -268,7 +268,7 @@ def _make_socket_folder(place: Place, identity: _Identity) -> None:
     name = hashlib.sha256(os.fsencode(place.directory)).hexdigest()[:16]
     temporary = [Path(tempfile.gettempdir()).resolve(), Path("/tmp").resolve()]  # noqa: S108 - the fallback of a long TMPDIR
     candidates = [link, *(folder / f"windlass-{os.geteuid()}-{name}" for folder in temporary)]
-    folder = next((candidate for candidate in candidates if _can_hold_socket(candidate)), None)
+    folder = next((candidate for candidate in candidates if can_hold_socket(candidate)), None)
     if folder is None:
         raise ConfigurationError(
             f"{place}: the name of the temporary folder '{temporary[0]}' is too long for a "
@@ -282,7 +282,8 @@ def _make_socket_folder(place: Place, identity: _Identity) -> None:
     identity.give(folder)
 
 
-def _can_hold_socket(folder: Path) -> bool:
+def can_hold_socket(folder: Path) -> bool:
+    """Say whether the name of a socket in this folder is short and plain enough to be used."""
     try:
         path = str(folder / SOCKET_NAME).encode()
     except UnicodeEncodeError:  # a name of arbitrary bytes does not survive in a URL

@@ -10,13 +10,13 @@ import msgspec
 
 from windlass.model.errors import IdempotencyConflict
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.postgres.base import PostgresBase, used
 from windlass.store.postgres.connection import translated
+from windlass.store.postgres.parts import PostgresParts, used
 
 ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
 
 
-class EnqueueVerbs(PostgresBase):
+class EnqueueVerbs(PostgresParts):
     """New tasks, and the defaults of their types."""
 
     async def enqueue(

@@ -4,10 +4,10 @@ from uuid import UUID
 
 from windlass.model.errors import WrongState
 from windlass.model.task import CancelAnswer, Change
-from windlass.store.postgres.base import PostgresBase, not_found
+from windlass.store.postgres.parts import PostgresParts, not_found
 
 
-class OperateVerbs(PostgresBase):
+class OperateVerbs(PostgresParts):
     """What people do to tasks and queues."""
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from windlass.model.task import Ended, QueueRecord, TaskFilter, TaskRecord, TaskState, WorkerRecord
-from windlass.store.postgres.base import PostgresBase, not_found
+from windlass.store.postgres.parts import PostgresParts, not_found
 from windlass.store.postgres.records import task_record
 
 _PLACES = {
@@ -20,7 +20,7 @@ _PLACES = {
 }
 
 
-class ReadVerbs(PostgresBase):
+class ReadVerbs(PostgresParts):
     """Tasks, queues and workers as records."""
 
     async def get(self, task_id: UUID) -> TaskRecord:

@@ -8,10 +8,10 @@ import asyncpg
 
 from windlass.model.errors import StoreBusy
 from windlass.model.task import Answer, Pulse, PulseAnswer, Settlement, WorkerInfo
-from windlass.store.postgres.base import PostgresBase, used
+from windlass.store.postgres.parts import PostgresParts, used
 
 
-class SettleVerbs(PostgresBase):
+class SettleVerbs(PostgresParts):
     """What a worker says of its claims, and of itself."""
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:

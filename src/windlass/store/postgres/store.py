@@ -9,12 +9,12 @@ import asyncpg
 
 from windlass.model.errors import ConfigurationError
 from windlass.store.port import Store
-from windlass.store.postgres.base import PostgresOptions
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
 from windlass.store.postgres.listener import Listener
+from windlass.store.postgres.parts import PostgresOptions
 from windlass.store.postgres.reading import ReadVerbs
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.settling import SettleVerbs

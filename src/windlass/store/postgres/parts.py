@@ -28,7 +28,7 @@ class PostgresOptions:
     retention: Retention = field(default_factory=Retention)
 
 
-class PostgresBase:
+class PostgresParts:
     """Options, statements and history. Belongs to the event loop that opened it."""
 
     def __init__(self, options: PostgresOptions) -> None:

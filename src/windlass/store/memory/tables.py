@@ -25,7 +25,7 @@ DEAD = frozenset({TaskState.FAILED, TaskState.DEAD})
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_S = TypeVar("_S", bound="MemoryBase")
+_S = TypeVar("_S", bound="MemoryTables")
 _Verb = Callable[Concatenate[_S, _P], Coroutine[Any, Any, _R]]
 
 
@@ -36,7 +36,7 @@ def transaction(verb: _Verb[_S, _P, _R]) -> _Verb[_S, _P, _R]:
     async def locked(store: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with store._lock:  # noqa: SLF001 - this is the store's own lock
             answer = await verb(store, *args, **kwargs)
-            listeners = store._take_listeners()  # noqa: SLF001
+            listeners = store._take_listeners()  # noqa: SLF001 - and its own method
         for wake in listeners:
             wake()
         return answer
@@ -48,7 +48,7 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-class MemoryBase:
+class MemoryTables:
     """Plain dictionaries and a lock, and the moves between them."""
 
     def __init__(
