@@ -45,10 +45,11 @@ async def test_a_call_given_up_on_a_server_that_does_not_answer_ends_and_the_nex
         call = asyncio.create_task(store.promote(1) if in_transaction else store.queues())
         await asyncio.sleep(0.05)
         call.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10) as limit:
             with pytest.raises(asyncio.CancelledError):
                 await call
             assert await store.queues() == []
+        assert not limit.expired()
     finally:
         os.kill(session, signal.SIGCONT)
     await watcher.close()
@@ -76,13 +77,14 @@ async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
     assert leadership is not None
     call = asyncio.create_task(store.retain(leadership=leadership))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10) as limit:
             await first_of(reached.wait(), asyncio.shield(call))
             if call.done() and isinstance(call.exception(), PermissionError):
                 pytest.skip("NOT TRIED: the server runs as another user")
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+        assert not limit.expired()
     finally:
         for session in stopped:
             with suppress(PermissionError):

@@ -10,7 +10,15 @@ from uuid import RFC_4122
 
 import pytest
 
-from windlass import App, ConfigurationError, Context, PayloadError, TaskSet, WindlassError
+from windlass import (
+    App,
+    ConfigurationError,
+    Context,
+    PayloadError,
+    TaskCancelled,
+    TaskSet,
+    WindlassError,
+)
 from windlass.client import new_task_id
 from windlass.model.task import Enqueued, Fence, NewTask
 
@@ -382,7 +390,15 @@ def test_sync_calls_work_without_an_event_loop(app: App) -> None:
     assert handle.get_sync().status == "pending"
     assert app.enqueue_sync("work", {"n": 2}).created
     assert len(app.enqueue_many_sync([work.call(3), work.call(4)])) == 2
-    assert handle.cancel_sync() is True
+    handle.change_sync(priority="high")
+    assert handle.get_sync().priority == 20
+    assert handle.cancel_sync("enough") is True
+    with pytest.raises(TaskCancelled, match="enough"):
+        handle.result_sync(timeout=5)
+    handle.retry_sync()
+    assert handle.get_sync().status == "pending"
+    with pytest.raises(TimeoutError):
+        handle.result_sync(timeout=0.01)
 
 
 async def test_tags_may_be_any_collection_of_names_or_none(app: App) -> None:

@@ -1,10 +1,10 @@
-"""A block is cancelled by the failure of the task beside it, and by nothing else of it."""
+"""Waiting for the first of several, and a block that the task beside it cancels."""
 
 import asyncio
 
 import pytest
 
-from windlass.service import cancelled_by
+from windlass.service import cancelled_by, first_of
 
 
 async def fail_after(event: asyncio.Event) -> None:
@@ -68,3 +68,11 @@ async def test_a_task_that_ends_well_leaves_the_block_alone() -> None:
         failing.set()
 
     assert failing.is_set()
+
+
+async def test_who_comes_second_is_waited_for_no_longer() -> None:
+    second = asyncio.create_task(asyncio.Event().wait())
+    await first_of(asyncio.sleep(0), second)
+    await asyncio.wait([second], timeout=10)
+
+    assert second.cancelled()

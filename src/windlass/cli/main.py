@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 
 import click
 
-from windlass.cli.inspect import queues, tasks, workers
+from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
+from windlass.cli.tasks import tasks
+from windlass.cli.workers import workers
 from windlass.model.errors import ConfigurationError, WindlassError
 
 

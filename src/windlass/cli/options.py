@@ -1,11 +1,14 @@
-"""Options that take one value, and refuse a second instead of forgetting the first."""
+"""How what is typed is read: single values, times, priorities, commands of a group."""
 
+import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
 from click.types import StringParamType
 
+from windlass.client import checked_time
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import shown
 
@@ -33,3 +36,31 @@ def _only(_: click.Context, option: click.Parameter, given: Sequence[Any]) -> An
             "leave one out, or run the command once for each"
         )
     return given[0] if given else None
+
+
+def parse_time(option: str, text: str) -> datetime:
+    """Read a time with an offset."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigurationError(f"{option} {text!r} is not a time in ISO 8601") from None
+    if moment.tzinfo is None:
+        raise ConfigurationError(f"{option} {text!r} has no offset; add one, as in +00:00 or Z")
+    return checked_time(option, moment)
+
+
+def parse_priority(text: str) -> int | str:
+    """Read a priority by number or by name."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else text
+
+
+class Subcommands(click.Group):
+    """A group that says of a promised command that it is not built yet."""
+
+    not_built: frozenset[str] = frozenset()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Find a command."""
+        if cmd_name in self.not_built:
+            raise ConfigurationError(f"windlass {self.name} {cmd_name} is not built yet")
+        return super().get_command(ctx, cmd_name)

@@ -1,11 +1,9 @@
 """Commands that do work: up, worker, migrate, enqueue."""
 
 import asyncio
-import re
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 import click
@@ -20,8 +18,7 @@ from windlass.cli.loading import (
     optional_app_argument,
     run,
 )
-from windlass.cli.options import single_option
-from windlass.client import checked_time
+from windlass.cli.options import parse_priority, parse_time, single_option
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import shown
 from windlass.registry import checked_name
@@ -160,19 +157,3 @@ async def _enqueue(
             or await (await app.store()).type_defaults(type_name) is not None
         )
         return (await app.enqueue(type_name, payload, **options)).id, is_known
-
-
-def parse_time(option: str, text: str) -> datetime:
-    """Read a time with an offset."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigurationError(f"{option} {text!r} is not a time in ISO 8601") from None
-    if moment.tzinfo is None:
-        raise ConfigurationError(f"{option} {text!r} has no offset; add one, as in +00:00 or Z")
-    return checked_time(option, moment)
-
-
-def parse_priority(text: str) -> int | str:
-    """Read a priority by number or by name."""
-    return int(text) if re.fullmatch("[0-9]{1,9}", text) else text

@@ -4,12 +4,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Leadership
 from windlass.store.port import ChoreStore
 from windlass.telemetry import emit
 
 RESCUE_BATCH = 100  # claims
-PROMOTE_BATCH = 1000  # tasks
 
 
 @dataclass(slots=True)

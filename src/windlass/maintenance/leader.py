@@ -8,12 +8,11 @@ from uuid import UUID
 
 from windlass.maintenance.chores import Chore
 from windlass.model.errors import NotLeader, StoreUnavailable
+from windlass.model.limits import MARGIN
 from windlass.model.task import Leadership
 from windlass.service import Stop
 from windlass.store.port import LeadStore
 from windlass.telemetry import emit
-
-MARGIN = 0.1  # part of a term at whose end it is no longer trusted
 
 
 class Leader:

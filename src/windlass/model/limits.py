@@ -2,6 +2,8 @@
 
 LONGEST_SECONDS = 100 * 366 * 86_400.0  # of any duration: a hundred years
 LONGEST_RETENTION = 68 * 365 * 86_400.0  # seconds; the database counts them in 31 bits
+MARGIN = 0.1  # part of a lease or a term at whose end it is no longer trusted
+PROMOTE_BATCH = 1000  # tasks that become due, in one statement
 
 _LONGEST_SHOWN = 100  # characters
 

@@ -9,6 +9,7 @@ from typing import Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
+from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
 from windlass.service import Stop, first_of
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
@@ -20,7 +21,6 @@ ENOUGH = 100  # free slots that are worth a claim without waiting for more
 SHORTEST_POLL = 0.02
 LONGEST_BACKOFF = 5.0
 LATE = 0.5  # seconds after which any worker promotes what the leader did not
-PROMOTE_BATCH = 1000
 BUSY_AFTER = 0.5  # seconds without a claim
 
 

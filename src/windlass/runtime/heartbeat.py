@@ -9,11 +9,11 @@ from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
+from windlass.model.limits import MARGIN
 from windlass.model.task import Pulse, WorkerInfo
 from windlass.store.port import Store
 from windlass.telemetry import emit
 
-MARGIN = 0.1  # part of a lease at whose end it is no longer trusted
 RETRY_EVERY = 1.0  # seconds, when the store could not be reached
 LONGEST_WAIT = timedelta(seconds=1)  # for a claim that somebody holds
 

@@ -84,7 +84,7 @@ class Schema:
                 await connection.execute(migration.sql)
                 await connection.execute(self._note(migration))
                 return True
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+        except asyncpg.LockNotAvailableError as error:
             raise StoreBusy(await self._who_holds(connection, migration, error)) from error
 
     async def _who_holds(

@@ -1,4 +1,4 @@
-"""Commands that look, and that act on what is found: tasks, queues, workers."""
+"""Commands on tasks: to look at them, and to act on what is found."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +9,9 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
-from windlass.cli.guessing import guess
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
-from windlass.cli.options import single_option
-from windlass.cli.run import parse_priority, parse_time
+from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
+from windlass.cli.printing import print_json, print_table
 from windlass.client import Handle, checked_change, checked_reason
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import CancelAnswer, TaskFilter, TaskRecord, TaskState
@@ -24,28 +23,10 @@ UNSUCCESSFUL = (TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED)
 ENDED = "had already ended"
 
 
-class Subcommands(click.Group):
-    """A group that says of a promised command that it is not built yet."""
-
-    not_built: frozenset[str] = frozenset()
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Find a command."""
-        if cmd_name in self.not_built:
-            raise ConfigurationError(f"windlass {self.name} {cmd_name} is not built yet")
-        return super().get_command(ctx, cmd_name)
-
-
 class TaskCommands(Subcommands):
     """The commands on tasks."""
 
     not_built = frozenset({"explain", "history"})
-
-
-class WorkerCommands(Subcommands):
-    """The commands on workers."""
-
-    not_built = frozenset({"drain"})
 
 
 def _filtered(function: Any) -> Any:
@@ -102,9 +83,9 @@ def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any
     """List tasks, newest first."""
     records = run(_list(load_lasting_app(application), _filter(**wanted, limit=limit)))
     if as_json:
-        _print_json(records)
+        print_json(records)
         return
-    _print_table(
+    print_table(
         ("id", "type", "queue", "status", "attempts", "created"),
         [
             (
@@ -133,7 +114,7 @@ def show_task(application: str | None, task_id: str, as_json: bool) -> None:
     """Show one task with everything that is known of it."""
     record = run(_get(load_lasting_app(application), task_id))
     if as_json:
-        _print_json([record])
+        print_json([record])
         return
     for name, value in _fields(record):
         click.echo(f"{name + ':':<17}{value}")
@@ -238,117 +219,3 @@ def _act(
     chosen = task_ids or _filter(**wanted)
     if run(act_on(load_lasting_app(application), verb, chosen, dry_run=dry_run)):
         raise click.exceptions.Exit(1)
-
-
-@click.group()
-def queues() -> None:
-    """Look at queues, pause and resume them."""
-
-
-@queues.command("list")
-@app_option
-@json_option
-def list_queues(application: str | None, as_json: bool) -> None:
-    """List queues with live tasks, and paused ones."""
-
-    async def read(app: App) -> list[Any]:
-        async with app:
-            return list(await (await app.store()).queues())
-
-    records = run(read(load_lasting_app(application)))
-    if as_json:
-        _print_json(records)
-        return
-    states = (TaskState.PENDING, TaskState.SCHEDULED, TaskState.CLAIMED, TaskState.RUNNING)
-    _print_table(
-        ("queue", "paused", *(str(state) for state in states)),
-        [
-            (
-                record.name,
-                "yes" if record.paused else "no",
-                *(str(record.counts.get(state, 0)) for state in states),
-            )
-            for record in records
-        ],
-    )
-
-
-@queues.command("pause")
-@app_option
-@click.argument("name")
-def pause_queue(application: str | None, name: str) -> None:
-    """Grant no more tasks of a queue; what runs goes on."""
-    run(_pause(load_lasting_app(application), checked_name("queue", name)))
-    click.echo(f"queue '{name}' is paused; what runs goes on")
-
-
-@queues.command("resume")
-@app_option
-@click.argument("name")
-def resume_queue(application: str | None, name: str) -> None:
-    """Grant tasks of a queue again."""
-    click.echo(run(_resume(load_lasting_app(application), checked_name("queue", name))))
-
-
-async def _pause(app: App, name: str) -> None:
-    async with app:
-        await (await app.store()).pause(name)
-
-
-async def _resume(app: App, name: str) -> str:
-    """Resume a queue; return what is to be said of it."""
-    async with app:
-        store = await app.store()
-        if await store.resume(name):
-            return f"queue '{name}' is resumed"
-        known = [queue.name for queue in await store.queues()]
-    if name in known:
-        return f"queue '{name}' was not paused"
-    return f"queue '{name}' was not paused, and no task waits or runs in it{guess(name, known)}"
-
-
-@click.group(cls=WorkerCommands)
-def workers() -> None:
-    """Look at workers."""
-
-
-@workers.command("list")
-@app_option
-@json_option
-def list_workers(application: str | None, as_json: bool) -> None:
-    """List registered workers."""
-
-    async def read(app: App) -> list[Any]:
-        async with app:
-            return list(await (await app.store()).workers())
-
-    records = run(read(load_lasting_app(application)))
-    if as_json:
-        _print_json(records)
-        return
-    _print_table(
-        ("id", "host", "pid", "running", "capacity", "heartbeat", "leader"),
-        [
-            (
-                record.id,
-                record.host,
-                str(record.pid),
-                str(record.running),
-                str(record.capacity),
-                f"{record.heartbeat_at:%Y-%m-%d %H:%M:%S}",
-                "yes" if record.leader else "no",
-            )
-            for record in records
-        ],
-    )
-
-
-def _print_json(records: Sequence[Any]) -> None:
-    click.echo(msgspec.json.encode(records).decode())
-
-
-def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
-    for row in (titles, *rows):
-        line = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip())
