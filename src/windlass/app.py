@@ -399,10 +399,10 @@ def _checked_url(url: Any) -> str:
             raise ConfigurationError(f"the embedded server is not installed: {HOW_TO_INSTALL}")
         return url
     match = re.match(r"([a-z][a-z0-9+.-]*):", url, re.IGNORECASE)
-    scheme = match[1].lower() if match else "none"
-    if scheme not in SCHEMES:
+    if match is None or match[1].lower() not in SCHEMES:
+        wrong = "has no scheme" if match is None else f"has the unknown scheme '{match[1].lower()}'"
         raise ConfigurationError(
-            f"database URL scheme '{scheme}' is not known; use postgresql://…, embedded: or memory:"
+            f"the database URL {wrong}; use postgresql://…, embedded: or memory:"
         )
     return checked_url("the database URL", url)
 

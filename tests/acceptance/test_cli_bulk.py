@@ -130,6 +130,23 @@ def test_a_cancellation_by_filter_passes_over_what_has_ended(
     ]
 
 
+def test_a_filter_that_nothing_fits_says_so(windlass: Run) -> None:
+    done = windlass("tasks", "retry", "--tag", "unheard-of")
+
+    assert done.stdout == ""
+    assert done.stderr == "no task that is failed or dead or cancelled fits the filter\n"
+
+
+def test_a_list_that_was_cut_off_says_so(windlass: Run, tasks: Tasks) -> None:
+    cut = windlass("tasks", "list", "--limit", "2")
+    whole = windlass("tasks", "list")
+
+    assert len(cut.stdout.splitlines()) == 3
+    assert "--limit" in cut.stderr
+    assert whole.stdout.count("\n") == 1 + len(tasks)
+    assert whole.stderr == ""
+
+
 def test_a_retry_by_filter_reopens_what_ended_without_success(windlass: Run, tasks: Tasks) -> None:
     dry = lines(windlass("tasks", "retry", "--tag", "old", "--dry-run"))
     said = lines(windlass("tasks", "retry", "--tag", "old"))

@@ -5,6 +5,7 @@ import threading
 from contextlib import suppress
 from datetime import timedelta
 from typing import cast
+from uuid import uuid4
 
 import pytest
 
@@ -321,3 +322,18 @@ async def test_a_task_is_put_off_by_a_timedelta_as_well(app: App, steer: type[Sn
     record = await handle.get()
     assert record.status is TaskState.SCHEDULED
     assert record.scheduled_for - record.created_at > timedelta(minutes=59)
+
+
+async def test_a_result_is_looked_for_however_short_the_limit(app: App) -> None:
+    @app.task
+    async def quick() -> str:
+        return "done"
+
+    ended, waiting = await quick.enqueue(), await quick.options(delay=60).enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert await ended.result(timeout=0) == "done"
+    with pytest.raises(TimeoutError, match="has not ended within 0 s"):
+        await waiting.result(timeout=0)
+    with pytest.raises(TaskNotFound):
+        await app.handle(uuid4()).result(timeout=0)

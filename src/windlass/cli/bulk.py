@@ -33,6 +33,9 @@ async def act_on(app: App, verb: Verb, chosen: Sequence[str] | TaskFilter, *, dr
         if isinstance(chosen, TaskFilter):
             wanted = replace(chosen, statuses=chosen.statuses or tuple(verb.does))
             chosen = [record.id for record in await _all(app, wanted)]
+            if not chosen:
+                states = " or ".join(wanted.statuses)
+                click.echo(f"no task that is {states} fits the filter", err=True)
         for handle in [app.handle(task_id) for task_id in chosen]:
             try:
                 said = await (_foresee(verb, handle) if dry_run else verb.do(app, handle))

@@ -99,6 +99,8 @@ def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any
             for record in records
         ],
     )
+    if len(records) == limit:
+        click.echo(f"the newest {limit}; there may be more: give --limit", err=True)
 
 
 async def _list(app: App, wanted: TaskFilter) -> list[TaskRecord]:

@@ -26,6 +26,13 @@ class ResultWaiter:
         self._new: set[UUID] = set()
         self._came = asyncio.Event()
 
+    async def look_once(self, task_id: UUID) -> Ended | None:
+        """Return the end of a task that has ended."""
+        ended, unknown = await self._store.ended([task_id])
+        if unknown:
+            raise _not_found(task_id)
+        return ended[0] if ended else None
+
     async def wait(self, task_id: UUID) -> Ended:
         """Wait for the end of a task."""
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -69,10 +76,7 @@ class ResultWaiter:
             for one in ended:
                 self._resolve(one.id, one)
             for task_id in unknown:
-                self._resolve(
-                    task_id,
-                    TaskNotFound(f"task {task_id} is not known, or its retention is over"),
-                )
+                self._resolve(task_id, _not_found(task_id))
             if everything:
                 due = clock() + self._pause
                 self._pause = min(self._pause * 1.5, LONGEST_LOOK)
@@ -94,3 +98,7 @@ class ResultWaiter:
     def _fail(self, error: Exception) -> None:
         for task_id in list(self._waiting):
             self._resolve(task_id, error)
+
+
+def _not_found(task_id: UUID) -> TaskNotFound:
+    return TaskNotFound(f"task {task_id} is not known, or its retention is over")

@@ -20,6 +20,7 @@ from windlass.model.errors import (
 from windlass.model.task import (
     CancelAnswer,
     Change,
+    Ended,
     Enqueued,
     Fence,
     TaskRecord,
@@ -30,6 +31,8 @@ from windlass.registry import Registry, checked_flag, checked_name, checked_seco
 from windlass.store.port import EnqueueStore, OperateStore, ReadStore
 
 T = TypeVar("T")
+
+FIRST_ANSWER_WITHIN = 1.0  # seconds, of the store that is asked for a result
 
 
 class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
@@ -95,8 +98,7 @@ class Client:
         """Wait for the end of a task and return what its handler returned."""
         seconds = None if limit is None else checked_seconds("timeout", limit)
         try:
-            async with asyncio.timeout(seconds):
-                ended = await self._waiter.wait(task_id)
+            ended = await self._end(task_id, seconds)
         except TimeoutError as error:
             raise TimeoutError(f"task {task_id} has not ended within {seconds:g} s") from error
         match ended.status:
@@ -106,6 +108,15 @@ class Client:
                 raise TaskCancelled(f"task {task_id} was cancelled: {ended.last_error}")
             case _:
                 raise TaskFailed(f"task {task_id} is {ended.status}: {ended.last_error}")
+
+    async def _end(self, task_id: UUID, seconds: float | None) -> Ended:
+        if seconds is not None and seconds < FIRST_ANSWER_WITHIN:
+            # It might be over before the first look, and nobody asks without wanting one.
+            async with asyncio.timeout(FIRST_ANSWER_WITHIN):
+                if (ended := await self._waiter.look_once(task_id)) is not None:
+                    return ended
+        async with asyncio.timeout(seconds):
+            return await self._waiter.wait(task_id)
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         """Cancel a task that waits, or ask the worker of one that runs."""

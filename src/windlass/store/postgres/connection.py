@@ -28,7 +28,7 @@ _OURS = {
 }
 # Classes of SQLSTATE that say: this server, now; not: this statement. 28 and 3D come from a pool
 # that opens one more connection, long after the first was let in.
-_UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57", "58", "XX")
+_UNAVAILABLE_CLASSES = ("28", "3D", "53", "57", "58", "XX")
 _UNAVAILABLE_CODES = {
     "25006",  # a standby that takes no writes
     "25P03",  # the server gave up on an idle transaction
@@ -56,6 +56,10 @@ def translated(url: str | None = None) -> Iterator[None]:
             raise StoreBusy(f"somebody holds what this call needs: {_said(error)}") from error
         if state == "42501":
             raise ConfigurationError(f"the database role lacks a right: {_said(error)}") from error
+        if state[:2] == "08":
+            raise StoreUnavailable(
+                f"the connection to {_database(url)} broke: {_said(error)}"
+            ) from error
         if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
             raise StoreUnavailable(
                 f"{_database(url)} did not carry out the call: {_said(error)}"
