@@ -193,6 +193,23 @@ async def test_a_rescue_goes_round_a_claim_of_which_somebody_holds_another_row(
     assert await store.rescue(100) == Rescued(claims=1, cancelled=1)
 
 
+async def test_a_task_that_somebody_holds_keeps_none_of_its_claim(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    kept, free = await add(store, 2)
+    await claim(store)
+    await sessions.advance(LEASE + SECOND)
+    user = await sessions.begin()
+    await user.lock_task(kept)
+
+    assert await store.rescue(100) == Rescued(claims=1, returned=1)
+
+    assert await sessions.places(free) == ["ready"]
+    assert await sessions.places(kept) == ["claim"]
+    await user.rollback()
+    assert await store.rescue(100) == Rescued(claims=1, returned=1)
+
+
 async def test_many_claims_that_are_held_neither_hide_the_others_nor_add_up(
     store: PostgresStore, sessions: Sessions
 ) -> None:
