@@ -305,3 +305,22 @@ async def test_the_heart_is_told_how_many_run(make: Make) -> None:
     await worker._slots.until_nothing_runs()
 
     assert (running, worker._leases.running) == (1, 0)
+
+
+async def test_a_handler_is_given_up_only_if_it_had_a_chance_to_hear_that_it_should_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    worker = await make().worker()
+    await take(worker, claim(1))
+    (job,) = worker._slots._running
+    job.give_way_at = clock.now
+    clock.now += slots.GIVE_WAY_WITHIN + 60  # the event loop was blocked
+
+    await worker._slots.watch(OneLook())
+    after_one_look = waiting_to_be_written(worker)
+    await worker._slots.watch(OneLook())
+
+    assert after_one_look == []
+    assert waiting_to_be_written(worker) == [Outcome.RETRIED]

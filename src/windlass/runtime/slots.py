@@ -57,6 +57,7 @@ class Slots:
         self._waiting_bytes = 0
         self._average_bytes = 0.0
         self._running: set[Job] = set()
+        self._stuck: set[Job] = set()  # told to end long ago, and still here at the last look
         self._outstanding: Counter[UUID] = Counter()
         self._received: dict[UUID, float] = {}
         self._ended = 0
@@ -229,10 +230,18 @@ class Slots:
             now = time.monotonic()
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
-            for job in list(self._running):
-                if job.give_way_at is not None and now > job.give_way_at + GIVE_WAY_WITHIN:
-                    emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
-                    self._free_slot(job, self._executor.abandoned(job))
+            self._abandon_stuck(now - GIVE_WAY_WITHIN)
+
+    def _abandon_stuck(self, since: float) -> None:
+        # Only who was so at the last look as well: if the event loop was blocked for long, neither
+        # could they hear that they should end.
+        stuck = {
+            job for job in self._running if job.give_way_at is not None and job.give_way_at < since
+        }
+        for job in stuck & self._stuck:
+            emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
+            self._free_slot(job, self._executor.abandoned(job))
+        self._stuck = stuck
 
     # At the end
 
