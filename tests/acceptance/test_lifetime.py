@@ -16,12 +16,17 @@ from windlass import App, ConfigurationError
 from windlass.store.postgres.embedded import is_installed
 
 FORKING = """
-import asyncio, os, signal, sys
+import asyncio, gc, os, signal, sys
 from windlass import App
 
 app = App(sys.argv[1])
 app.enqueue_sync("work", {})
 asyncio.run(app.enqueue("work", {}))
+if not os.fork():
+    del app  # a child that has no use for it
+    gc.collect()
+    sys.exit()
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 opened, parent_left = os.pipe(), os.pipe()
 if os.fork():
     os.close(opened[1])

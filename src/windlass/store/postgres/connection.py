@@ -1,9 +1,11 @@
 """Connections to PostgreSQL, and the one place where driver errors become ours."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import asyncpg
 
@@ -93,6 +95,34 @@ def _said(error: asyncpg.PostgresError) -> str:
     return f"{said}; {error.hint}" if error.hint else said
 
 
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
+    """A connection that a forked child leaves to its parent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _connections.add(self)
+
+
+_connections: WeakSet[_Connection] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Cut a child off the sockets it shares with its parent.
+
+    The driver takes its leave of the server when it forgets a connection, and the server would
+    end the parent's session.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_connections):
+        if not connection.is_closed():
+            transport = connection._transport  # noqa: SLF001 - the one way to its socket
+            os.dup2(nowhere, transport.get_extra_info("socket").fileno(), inheritable=False)
+    os.close(nowhere)
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 def _session(pooler: bool) -> dict[str, Any]:
     """What each of our sessions asks of the server.
 
@@ -116,7 +146,7 @@ def _session(pooler: bool) -> dict[str, Any]:
 async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
     with translated(url), _checked(url):
-        return await asyncpg.connect(url, **_session(pooler))
+        return await asyncpg.connect(url, connection_class=_Connection, **_session(pooler))
 
 
 async def check_isolation(url: str, statement: str) -> None:
@@ -149,6 +179,7 @@ async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) ->
     with translated(url), _checked(url):
         return await asyncpg.create_pool(
             url,
+            connection_class=_Connection,
             min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=0,
