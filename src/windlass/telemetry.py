@@ -5,7 +5,7 @@ from typing import Any
 
 _log = logging.getLogger("windlass")
 
-_LEVELS = {
+LEVELS = {
     "lease.lost": logging.WARNING,
     "settlement.lost": logging.WARNING,
     "settlement.delayed": logging.WARNING,
@@ -26,7 +26,7 @@ _LEVELS = {
 
 def emit(event: str, **values: Any) -> None:
     """Say that something happened, in one line. Values never hold a payload, a result or a secret."""
-    level = _LEVELS.get(event, logging.INFO)
+    level = LEVELS.get(event, logging.INFO)
     if _log.isEnabledFor(level):
         said = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
         _log.log(level, "%s %s", event, said)

@@ -21,7 +21,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from windlass import App, ConfigurationError, Context
+from windlass import App, ConfigurationError, Context, telemetry
 from windlass.cli.main import NOT_BUILT as COMMANDS_NOT_BUILT
 from windlass.client import NOT_BUILT as OPTIONS_NOT_BUILT
 from windlass.model.task import NewTask
@@ -270,6 +270,12 @@ def test_the_pages_name_the_commands_that_are_missing() -> None:
     for page in ("README.md", "docs/command-line.md"):
         text = (ROOT / page).read_text()
         assert [name for name in sorted(missing) if f"`{name}`" not in text] == []
+
+
+def test_every_warning_is_explained() -> None:
+    page = (ROOT / "docs" / "workers.md").read_text()
+
+    assert [event for event in telemetry.LEVELS if f"`{event}`" not in page] == []
 
 
 if __name__ == "__main__":
