@@ -17,6 +17,7 @@ from windlass import (
     Retry,
     RetryAfter,
     Snooze,
+    StoreUnavailable,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -337,3 +338,31 @@ async def test_a_result_is_looked_for_however_short_the_limit(app: App) -> None:
         await waiting.result(timeout=0)
     with pytest.raises(TaskNotFound):
         await app.handle(uuid4()).result(timeout=0)
+
+
+async def test_a_short_wait_for_a_result_ends_in_time_while_the_store_is_away(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(_: object) -> None:
+        raise StoreUnavailable("gone")
+
+    handle = await app.enqueue("work", {})
+    monkeypatch.setattr(await app.store(), "ended", gone)
+
+    with pytest.raises(TimeoutError, match="has not ended within 0 s"):
+        await handle.result(timeout=0)
+
+
+@pytest.mark.parametrize("keep_result", [True, False])
+async def test_a_generator_that_a_plain_function_returns_is_a_value_like_any_other(
+    app: App, keep_result: bool
+) -> None:
+    @app.task(keep_result=keep_result)
+    def numbers() -> object:
+        return (n for n in range(3))
+
+    handle = await numbers.enqueue()
+    await app.run_worker(until_idle=True)
+
+    expected = TaskState.FAILED if keep_result else TaskState.COMPLETED
+    assert (await handle.get()).status is expected

@@ -176,6 +176,11 @@ async def test_a_shut_down_hook_that_raises_keeps_none_of_the_others(app: App) -
 
     with pytest.raises(LookupError, match="mail server"):
         await app.run_worker(until_idle=True)
+    app.on_shutdown(broken)
+    with pytest.raises(ExceptionGroup) as both:
+        await app.run_worker(until_idle=True)
+    assert len(both.value.exceptions) == 2
+    ran.pop()
 
     assert ran == ["closed"]
 

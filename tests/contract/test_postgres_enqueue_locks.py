@@ -1,6 +1,7 @@
 """Enqueues, retries and registrations that meet their twins."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -214,6 +215,27 @@ async def test_a_worker_whose_pulse_is_under_way_is_not_removed(
 
     assert await store.remove_dead_workers(leadership=leadership) == []
     assert [worker.id for worker in await store.workers()] == [str(WORKER)]
+
+
+@pytest.mark.parametrize("table", ["worker", "worker_pulse"])
+async def test_a_dead_worker_whose_row_somebody_holds_keeps_none_of_the_others(
+    store: PostgresStore, sessions: Sessions, table: str
+) -> None:
+    for worker in (WORKER, OTHER_WORKER):
+        await store.register(replace(worker_info(), id=worker), lease=LEASE)
+    await sessions.advance(10 * LEASE)
+    leadership = await lead(store)
+    key = "id" if table == "worker" else "worker_id"
+    user = await sessions.begin()
+    await user.connection.execute(
+        f"SELECT FROM windlass.{table} WHERE {key} = $1 FOR UPDATE", WORKER
+    )
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.remove_dead_workers(leadership=leadership) == [OTHER_WORKER]
+    await user.rollback()
+
+    assert await store.remove_dead_workers(leadership=leadership) == [WORKER]
 
 
 async def test_a_pulse_waits_for_nobody_who_holds_its_worker(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -14,6 +15,7 @@ from windlass.model.errors import (
     ConfigurationError,
     IdempotencyConflict,
     PayloadError,
+    StoreUnavailable,
     TaskCancelled,
     TaskFailed,
 )
@@ -112,9 +114,10 @@ class Client:
     async def _end(self, task_id: UUID, seconds: float | None) -> Ended:
         if seconds is not None and seconds < FIRST_ANSWER_WITHIN:
             # It might be over before the first look, and nobody asks without wanting one.
-            async with asyncio.timeout(FIRST_ANSWER_WITHIN):
-                if (ended := await self._waiter.look_once(task_id)) is not None:
-                    return ended
+            with suppress(StoreUnavailable):  # which is waited for as long as asked
+                async with asyncio.timeout(FIRST_ANSWER_WITHIN):
+                    if (ended := await self._waiter.look_once(task_id)) is not None:
+                        return ended
         async with asyncio.timeout(seconds):
             return await self._waiter.wait(task_id)
 

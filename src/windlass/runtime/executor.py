@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import inspect
 import sys
 import threading
 import time
@@ -103,7 +104,7 @@ class Executor:
                 emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
             raise
         # A plain decorator around a coroutine function looks like a plain function.
-        return await value if asyncio.iscoroutine(value) else value
+        return await value if inspect.iscoroutine(value) else value
 
     def _context(self, job: Job, definition: TaskDefinition) -> Context:
         deadline = None

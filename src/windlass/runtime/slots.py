@@ -57,7 +57,7 @@ class Slots:
         self._waiting_bytes = 0
         self._average_bytes = 0.0
         self._running: set[Job] = set()
-        self._stuck: set[Job] = set()  # told to end long ago, and still here at the last look
+        self._overdue: dict[Job, float] = {}  # told to end and still here; since which look
         self._outstanding: Counter[UUID] = Counter()
         self._received: dict[UUID, float] = {}
         self._ended = 0
@@ -210,8 +210,8 @@ class Slots:
                 self.job_lost(job)
 
     def job_lost(self, job: Job) -> None:
-        """Stop one job whose task is somebody else's by now."""
-        if job.halt is not Halt.LOST:
+        """Stop one job whose task is somebody else's by now, unless it has ended meanwhile."""
+        if job.halt is not Halt.LOST and (job in self._running or job in self._waiting):
             emit("lease.lost", task_id=job.task.id, type=job.task.type, token=job.claim.token)
             job.stop(Halt.LOST)
 
@@ -230,18 +230,19 @@ class Slots:
             now = time.monotonic()
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
-            self._abandon_stuck(now - GIVE_WAY_WITHIN)
+            self._abandon_stuck(now)
 
-    def _abandon_stuck(self, since: float) -> None:
-        # Only who was so at the last look as well: if the event loop was blocked for long, neither
-        # could they hear that they should end.
-        stuck = {
-            job for job in self._running if job.give_way_at is not None and job.give_way_at < since
-        }
-        for job in stuck & self._stuck:
-            emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
-            self._free_slot(job, self._executor.abandoned(job))
-        self._stuck = stuck
+    def _abandon_stuck(self, now: float) -> None:
+        overdue = [
+            job for job in self._running if job.give_way_at is not None and job.give_way_at < now
+        ]
+        # Counted from the look that found them so: while the event loop was blocked they could not
+        # hear that they should end.
+        self._overdue = {job: self._overdue.get(job, now) for job in overdue}
+        for job, since in self._overdue.items():
+            if now - since > GIVE_WAY_WITHIN:
+                emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
+                self._free_slot(job, self._executor.abandoned(job))
 
     # At the end
 

@@ -288,12 +288,14 @@ async def _call(hook: Callable[[], Any]) -> Any:
 
 
 async def _call_all(hooks: Sequence[Callable[[], Any]]) -> None:
-    """Call each, whatever those before it raised; raise the first error."""
+    """Call each, whatever those before it raised; raise what they did."""
     errors = []
     for hook in hooks:
         try:
             await _call(hook)
         except Exception as error:  # noqa: BLE001 - raised below
             errors.append(error)
+    if len(errors) > 1:
+        raise ExceptionGroup("several shut-down hooks failed", errors)
     if errors:
         raise errors[0]

@@ -3,6 +3,7 @@
 WITH silent AS MATERIALIZED (
     SELECT p.worker_id
     FROM windlass.worker_pulse p
+    JOIN windlass.worker w ON w.id = p.worker_id
     WHERE p.expires_at + 2 * (p.expires_at - p.heartbeat_at) <= windlass.clock()
     FOR UPDATE SKIP LOCKED
 ), removed AS (
