@@ -17,11 +17,12 @@ from windlass.store.postgres.embedded import is_installed
 
 FORKING = """
 import asyncio, gc, os, signal, sys
+import uvloop
 from windlass import App
 
 app = App(sys.argv[1])
 app.enqueue_sync("work", {})
-asyncio.run(app.enqueue("work", {}))
+uvloop.run(app.enqueue("work", {}))  # whose sockets are closed by now, and not the connections
 if not os.fork():
     del app  # a child that has no use for it
     gc.collect()

@@ -163,6 +163,19 @@ async def test_a_worker_that_cannot_start_says_why(app: App) -> None:
         await app.run_worker()
 
 
+async def test_a_worker_that_cannot_start_says_why_even_if_it_cannot_leave_either(app: App) -> None:
+    @app.on_startup
+    async def connect() -> None:
+        raise LookupError("no mail server")
+
+    @app.on_shutdown
+    async def disconnect() -> None:
+        raise ValueError("was not connected")
+
+    with pytest.raises(LookupError, match="mail server"):
+        await app.run_worker()
+
+
 async def test_a_shut_down_hook_that_raises_keeps_none_of_the_others(app: App) -> None:
     ran: list[str] = []
 

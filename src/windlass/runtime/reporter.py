@@ -34,9 +34,9 @@ class Reporter:
         while not await stop.wait(REPORT_EVERY):
             try:
                 jobs = self._long_running()
-                await self._report_apart([job for job in jobs if not job.report_confirmed])
                 await self._pass_on_cancellations(jobs)
                 await self._beside()
+                await self._report_apart([job for job in jobs if not job.report_confirmed])
             except StoreUnavailable as error:
                 emit("store.unavailable", doing="report", error=error)
 

@@ -185,12 +185,13 @@ class Worker:
             stopping.cancel()
             starting.cancel()  # unless it is done
             await asyncio.wait([starting])
-            if starting.cancelled() or starting.exception() is not None:
-                await self._leave()
-        if starting.cancelled():
-            return False
-        starting.result()
-        return True
+            try:
+                if starting.cancelled() or starting.exception() is not None:
+                    await self._leave()
+            finally:
+                if not starting.cancelled():
+                    starting.result()  # the reason, whatever else goes wrong on leaving
+        return not starting.cancelled()
 
     async def _start(self) -> None:
         info = self._options.info

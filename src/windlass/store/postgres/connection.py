@@ -116,7 +116,9 @@ def _leave_to_parent() -> None:
     for connection in list(_connections):
         if not connection.is_closed():
             transport = connection._transport  # noqa: SLF001 - the one way to its socket
-            os.dup2(nowhere, transport.get_extra_info("socket").fileno(), inheritable=False)
+            descriptor = transport.get_extra_info("socket").fileno()
+            if descriptor >= 0:  # not if its event loop has ended and closed it
+                os.dup2(nowhere, descriptor, inheritable=False)
     os.close(nowhere)
 
 
