@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import asyncpg
@@ -57,18 +57,30 @@ class Server:
         self._acquire()
         assert self._held[-1].url == self.url
 
-    def sessions(self) -> list[int]:
-        """The server's processes: those of sessions, and the one that would accept more."""
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop its processes in their tracks: that which accepts sessions, and theirs."""
+        stopped = [self._process()]
 
-        async def ask() -> list[int]:
+        async def stop_sessions() -> None:
             connection = await asyncpg.connect(self.url)
+            os.kill(stopped[0], signal.SIGSTOP)  # no session begins after they were listed
             rows = await connection.fetch(
                 "SELECT pid FROM pg_stat_activity WHERE application_name = 'windlass'"
             )
-            await connection.close()
-            return [row["pid"] for row in rows]
+            for row in rows:
+                with suppress(ProcessLookupError):  # it has ended by itself meanwhile
+                    os.kill(row["pid"], signal.SIGSTOP)
+                    stopped.append(row["pid"])
+            connection.terminate()
 
-        return [*asyncio.run(ask()), self._process()]
+        try:
+            asyncio.run(stop_sessions())
+            assert len(stopped) > 1
+            yield
+        finally:
+            for process in stopped:
+                os.kill(process, signal.SIGCONT)
 
     def release(self) -> None:
         for server in self._held:
@@ -163,15 +175,9 @@ def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
     worker = start("--shutdown-timeout", "0.5")
     assert worker.stdout is not None
     assert worker.stdout.readline() == "started\n"
-    stopped = server.sessions()
-    try:
-        for process in stopped:
-            os.kill(process, signal.SIGSTOP)
+    with server.stopped():
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(60) == 0
-    finally:
-        for process in stopped:
-            os.kill(process, signal.SIGCONT)
     assert "settlement.abandoned tasks=1\n" in (tmp_path / "worker.log").read_text()
 
 
