@@ -222,6 +222,25 @@ async def test_a_worker_that_was_removed_registers_again(bench: Bench) -> None:
     assert [worker.id for worker in await bench.store.workers()] == [str(ME.id)]
 
 
+async def test_what_a_pulse_kept_is_trusted_though_the_worker_cannot_register_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: object, **__: object) -> None:
+        raise StoreUnavailable("gone")
+
+    asked_at = bench.clock.now
+    bench.leases.add(A, asked_at - 0.5)
+    bench.leases.add(B, asked_at - 0.5)
+    bench.store.forgets = {B}
+    await bench.store.deregister(ME.id)
+    monkeypatch.setattr(bench.store, "register", gone)
+    with pytest.raises(StoreUnavailable):
+        await bench.beat()
+
+    assert bench.lost == [B]
+    assert bench.leases.expired(asked_at + TRUST - 0.01) == []
+
+
 async def test_a_lease_that_could_not_be_kept_in_time_is_lost(bench: Bench) -> None:
     bench.leases.add(A, bench.clock.now)
     bench.leases.add(B, bench.clock.now + 0.5)

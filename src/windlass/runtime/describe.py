@@ -18,7 +18,7 @@ def text_of(value: object) -> str:
     """Return the text of something that a handler raised: it may itself raise."""
     try:
         return str(value)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - it is the handler's
         return f"<its text raised {type(error).__name__}>"
 
 

@@ -150,15 +150,17 @@ class Heartbeat:
         pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience)
         async with asyncio.timeout(self._lease.total_seconds() / 3):
             answer = await store.pulse(pulse)
-            if not answer.registered:
-                await store.register(self._worker, lease=self._lease)
-            if self._is_idle() != idle:  # what the fetcher wrote meanwhile was overwritten
-                await store.set_idle(self._worker.id, not idle)
+        # Before anything else is asked of the store, which may fail.
         self._leases.extend(answer.kept, asked_at)
         # A claim that was settled while the pulse was under way is not lost.
         held = set(self._leases.tokens())
         if lost := (held & set(tokens)) - answer.kept - answer.skipped:
             self._lost(list(lost))
+        async with asyncio.timeout(self._lease.total_seconds() / 3):
+            if not answer.registered:
+                await store.register(self._worker, lease=self._lease)
+            if self._is_idle() != idle:  # what the fetcher wrote meanwhile was overwritten
+                await store.set_idle(self._worker.id, not idle)
         return list(held & answer.skipped)
 
     async def _watch_expiry(self) -> None:

@@ -144,7 +144,7 @@ class Worker:
         fetching = asyncio.create_task(self._fetch(stop_fetching), name="windlass-fetcher")
         services = [
             asyncio.create_task(self._reporter.run(stop_services), name="windlass-reporter"),
-            asyncio.create_task(self._slots.watch(stop_services), name="windlass-buffer"),
+            asyncio.create_task(self._slots.watch(stop_services), name="windlass-slots"),
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         try:
@@ -245,7 +245,7 @@ class Worker:
         deadline = asyncio.get_running_loop().time() + self._options.shutdown_timeout
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await first_of(asyncio.shield(fetching), self._insisting.wait())
+                await first_of(asyncio.wait([fetching]), self._insisting.wait())
         self._slots.release_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
