@@ -30,7 +30,7 @@ class ResultWaiter:
         """Return the end of a task that has ended."""
         ended, unknown = await self._store.ended([task_id])
         if unknown:
-            raise _not_found(task_id)
+            raise TaskNotFound.of(task_id)
         return ended[0] if ended else None
 
     async def wait(self, task_id: UUID) -> Ended:
@@ -76,7 +76,7 @@ class ResultWaiter:
             for one in ended:
                 self._resolve(one.id, one)
             for task_id in unknown:
-                self._resolve(task_id, _not_found(task_id))
+                self._resolve(task_id, TaskNotFound.of(task_id))
             if everything:
                 due = clock() + self._pause
                 self._pause = min(self._pause * 1.5, LONGEST_LOOK)
@@ -98,7 +98,3 @@ class ResultWaiter:
     def _fail(self, error: Exception) -> None:
         for task_id in list(self._waiting):
             self._resolve(task_id, error)
-
-
-def _not_found(task_id: UUID) -> TaskNotFound:
-    return TaskNotFound(f"task {task_id} is not known, or its retention is over")

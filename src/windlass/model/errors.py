@@ -1,6 +1,8 @@
 """Every exception Windlass raises, under one root, and those a handler raises to steer its task."""
 
 from datetime import timedelta
+from typing import Self
+from uuid import UUID
 
 
 class WindlassError(Exception):
@@ -21,6 +23,11 @@ class UnknownTask(WindlassError):  # noqa: N818 - the public name is fixed
 
 class TaskNotFound(WindlassError):  # noqa: N818 - the public name is fixed
     """No task has this id: it never existed, or its retention is over."""
+
+    @classmethod
+    def of(cls, task_id: UUID) -> Self:
+        """Return the error for a task that is nowhere."""
+        return cls(f"task {task_id} is not known: it never existed, or its retention is over")
 
 
 class IdempotencyConflict(WindlassError):  # noqa: N818 - the public name is fixed

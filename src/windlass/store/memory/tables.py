@@ -141,7 +141,7 @@ class MemoryTables:
 
     def _known(self, task_id: UUID) -> TaskEntry:
         if task_id not in self._tasks:
-            raise TaskNotFound(f"task {task_id} never existed, or its retention is over")
+            raise TaskNotFound.of(task_id)
         return self._tasks[task_id]
 
     def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[LaneKey]:

@@ -2,9 +2,9 @@
 
 from uuid import UUID
 
-from windlass.model.errors import WrongState
+from windlass.model.errors import TaskNotFound, WrongState
 from windlass.model.task import CancelAnswer, Change
-from windlass.store.postgres.parts import PostgresParts, not_found
+from windlass.store.postgres.parts import PostgresParts
 
 
 class OperateVerbs(PostgresParts):
@@ -17,7 +17,7 @@ class OperateVerbs(PostgresParts):
             lambda: self._run.fetchval("cancel_task", task_id, reason, kept.ended, kept.keys),
         )
         if answer is None:
-            raise not_found(task_id)
+            raise TaskNotFound.of(task_id)
         return CancelAnswer(answer)
 
     async def change(self, task_id: UUID, change: Change) -> None:
@@ -42,5 +42,5 @@ class OperateVerbs(PostgresParts):
     async def _wrong_state(self, task_id: UUID, rule: str) -> Exception:
         state = await self._run.fetchval("read_state", task_id)
         if state is None:
-            return not_found(task_id)
+            return TaskNotFound.of(task_id)
         return WrongState(f"task {task_id} is {state}: {rule}")

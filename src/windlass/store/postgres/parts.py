@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
 
-from windlass.model.errors import TaskNotFound
 from windlass.model.task import Retention
 from windlass.store.postgres.history import History
 from windlass.store.postgres.statements import Statements
@@ -43,8 +41,3 @@ class PostgresParts:
 def used(column: list[Any]) -> list[Any] | None:
     """A column that no task uses is not sent."""
     return column if any(value is not None for value in column) else None
-
-
-def not_found(task_id: UUID) -> TaskNotFound:
-    """The error for a task that is nowhere."""
-    return TaskNotFound(f"task {task_id} is not known: it never existed, or its retention is over")

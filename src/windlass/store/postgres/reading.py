@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+from windlass.model.errors import TaskNotFound
 from windlass.model.task import Ended, QueueRecord, TaskFilter, TaskRecord, TaskState, WorkerRecord
-from windlass.store.postgres.parts import PostgresParts, not_found
+from windlass.store.postgres.parts import PostgresParts
 from windlass.store.postgres.records import task_record
 
 _PLACES = {
@@ -26,7 +27,7 @@ class ReadVerbs(PostgresParts):
     async def get(self, task_id: UUID) -> TaskRecord:
         rows = await self._run.fetch("read_task", task_id)
         if not rows:
-            raise not_found(task_id)
+            raise TaskNotFound.of(task_id)
         return task_record(rows[0])
 
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
