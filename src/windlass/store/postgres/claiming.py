@@ -112,10 +112,7 @@ class ClaimVerbs(PostgresParts):
         if not started:
             return frozenset()
         columns = (list(column) for column in zip(*started, strict=True))
-        async with self._run.transaction() as connection:
-            patience = self._options.patience
-            await connection.execute(self._sql.statement("limit_lock_wait"), patience)
-            rows = await connection.fetch(self._sql.statement("start_tasks"), *columns)
+        rows = await self._run.fetch("start_tasks", *columns, self._options.patience)
         return frozenset(row["task_id"] for row in rows)
 
     async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:

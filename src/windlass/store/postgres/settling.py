@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-import asyncpg
-
 from windlass.model.errors import StoreBusy
 from windlass.model.task import Answer, Pulse, PulseAnswer, Settlement, WorkerInfo
 from windlass.store.postgres.parts import PostgresParts, used
@@ -68,25 +66,22 @@ class SettleVerbs(PostgresParts):
 
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
         tokens = list(pulse.tokens)
-        asked = (pulse.worker_id, tokens, pulse.lease, pulse.running, pulse.idle)
-        if not pulse.patience:
-            (row,) = await self._run.fetch("pulse", *asked)
-            return _pulse_answer(row)
         try:
-            async with self._run.transaction() as connection:
-                await connection.execute(self._sql.statement("limit_lock_wait"), pulse.patience)
-                await connection.execute(self._sql.statement("lock_claims"), tokens)
-                row = await connection.fetchrow(self._sql.statement("pulse"), *asked)
-                return _pulse_answer(row)
+            (row,) = await self._run.fetch(
+                "pulse",
+                pulse.worker_id,
+                tokens,
+                pulse.lease,
+                pulse.running,
+                pulse.idle,
+                pulse.patience or None,
+            )
         except StoreBusy:
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens))
+        return PulseAnswer(frozenset(row["kept"]), row["registered"], frozenset(row["skipped"]))
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
         await self._run.execute("set_idle", worker_id, idle)
 
     async def deregister(self, worker_id: UUID) -> None:
         await self._run.execute("deregister_worker", worker_id)
-
-
-def _pulse_answer(row: asyncpg.Record) -> PulseAnswer:
-    return PulseAnswer(frozenset(row["kept"]), row["registered"], frozenset(row["skipped"]))

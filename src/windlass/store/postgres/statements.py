@@ -40,6 +40,7 @@ class Statements:
     async def transaction(self) -> AsyncIterator[asyncpg.Connection]:
         """Open a transaction for several statements."""
         async with self._connection() as connection, connection.transaction():
+            await connection.execute(self._sql.statement("limit_idling"))
             yield connection
 
     @asynccontextmanager

@@ -1,15 +1,27 @@
 -- pulse: keep the claims that have not expired, and note a sign of life, in one commit.
--- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle.
--- Waits for nothing: a row that somebody holds must not cost the worker all its claims. Those that
--- were skipped are asked for one by one, after lock_claims.
-WITH asked AS MATERIALIZED (
+-- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle, $6 patience (NULL: none).
+-- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
+-- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
+-- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
+WITH limited AS MATERIALIZED (
+    SELECT set_config('lock_timeout', (extract(epoch FROM $6::interval) * 1000)::bigint::text, true)
+    WHERE $6::interval IS NOT NULL
+), waited AS MATERIALIZED (
+    SELECT c.token
+    FROM limited, windlass.claim c
+    WHERE c.token = ANY ($2::uuid[])
+    ORDER BY c.token
+    FOR NO KEY UPDATE OF c
+), asked AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
-    WHERE c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
+    WHERE $6::interval IS NULL AND c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
 ), held AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
-    WHERE c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
+    WHERE
+        (SELECT count(*) FROM waited) IS NOT NULL
+        AND c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
     FOR NO KEY UPDATE SKIP LOCKED
 ), kept AS (
     UPDATE windlass.claim c

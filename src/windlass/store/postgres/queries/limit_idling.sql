@@ -1,0 +1,3 @@
+-- limit_idling: let no lock of this transaction outlive by long whoever opened it.
+-- Between two statements we never idle: who does has vanished, or was stopped in its tracks.
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true)
