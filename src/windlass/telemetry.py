@@ -15,6 +15,7 @@ LEVELS = {
     "listener.lost": logging.WARNING,
     "migration.waiting": logging.WARNING,
     "claim.rescued": logging.WARNING,
+    "leader.stepped_down": logging.WARNING,
     "worker.removed": logging.WARNING,
     "task.dead": logging.WARNING,
     "thread.abandoned": logging.WARNING,

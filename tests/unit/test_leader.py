@@ -180,3 +180,65 @@ async def test_no_chore_is_begun_after_a_stop() -> None:
     await asyncio.wait_for(leader(seat, *chores).run(stop), 10)
 
     assert done == ["first"]
+
+
+async def test_a_leader_whose_chore_hangs_again_and_again_leaves_the_seat_to_others() -> None:
+    seat = Seat([Leadership(ME, 4), Leadership(ME, 4), None])
+    stop = Stop()
+    begun: list[int] = []
+
+    async def hangs(leadership: Leadership) -> bool:
+        begun.append(leadership.term)
+        await asyncio.Event().wait()
+        return False
+
+    async def look(_: Leadership) -> bool:
+        if seat.resigned:
+            stop.set()
+        return False
+
+    candidate = leader(seat, Chore("hangs", 0, hangs), Chore("look", 0, look))
+    await asyncio.wait_for(candidate.run(stop), 10)
+
+    # Twice under its first term; then it stood aside, lost an election, and won the next.
+    assert begun[:2] == [4, 4]
+    assert seat.resigned[0] == Leadership(ME, 4)
+    assert seat.answers == []
+
+
+async def test_a_chore_that_hung_once_deposes_nobody() -> None:
+    seat = Seat([Leadership(ME, 4)])
+    stop = Stop()
+    begun: list[str] = []
+
+    async def slow(_: Leadership) -> bool:
+        begun.append("slow")
+        if len(begun) % 2:
+            await asyncio.Event().wait()
+        elif len(begun) == 6:
+            stop.set()
+        return False
+
+    await asyncio.wait_for(leader(seat, Chore("slow", 0, slow)).run(stop), 10)
+
+    assert seat.resigned == [Leadership(ME, 9)]  # at the end
+
+
+async def test_nothing_is_begun_once_the_term_may_not_be_trusted(clock: MovedClock) -> None:
+    seat = Seat([Leadership(ME, 4)])
+    done: list[str] = []
+
+    async def takes_long(_: Leadership) -> bool:
+        done.append("long")
+        clock.now += 0.28
+        return False
+
+    async def next_one(_: Leadership) -> bool:
+        done.append("next")
+        return False
+
+    candidate = leader(seat, Chore("long", 60, takes_long), Chore("next", 60, next_one))
+    await candidate._elect()
+    await candidate._do_chores(Stop())
+
+    assert done == ["long"]

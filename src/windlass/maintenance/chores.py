@@ -20,6 +20,7 @@ class Chore:
     every: float
     call: Callable[[Leadership], Awaitable[bool]]  # true: there is more to do at once
     due_at: float = 0.0  # monotonic
+    hangs: int = 0  # how often in a row it did not end in time
     at_most: float = 1.0  # part of the time it may take: if it takes long it is done less often
 
     def is_due(self, now: float) -> bool:

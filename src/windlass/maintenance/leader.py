@@ -14,6 +14,8 @@ from windlass.service import Stop
 from windlass.store.port import LeadStore
 from windlass.telemetry import emit
 
+HANGS_BEFORE_STEPPING_DOWN = 2  # of one chore, in a row: once may be a slow moment
+
 
 class Leader:
     """A candidate that does the leader's chores whenever it is elected."""
@@ -32,27 +34,32 @@ class Leader:
         self._chores = chores
         self._held: Leadership | None = None
         self._trusted_until = 0.0
+        self._third = term.total_seconds() / 3
+        self._aside_until = 0.0  # monotonic, after stepping down: let others have the seat first
 
     @property
     def is_leader(self) -> bool:
         """Whether the term may still be trusted."""
-        return self._held is not None and time.monotonic() < self._trusted_until
+        return self._trusted() is not None
+
+    def _trusted(self) -> Leadership | None:
+        return self._held if time.monotonic() < self._trusted_until else None
 
     async def run(self, stop: Stop) -> None:
         """Stand for election until asked to stop, then resign."""
-        every = self._term.total_seconds() / 3
         while not stop:
-            await self._elect()
+            if time.monotonic() >= self._aside_until:
+                await self._elect()
             if self.is_leader:
-                await self._do_chores(stop, every)
+                await self._do_chores(stop)
             else:
-                await stop.wait(every)
+                await stop.wait(self._third)
         await self._resign()
 
     async def _elect(self) -> None:
         asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(self._term.total_seconds() / 3):
+            async with asyncio.timeout(self._third):
                 held = await self._store.lead(self._candidate, current=self._held, term=self._term)
         except (StoreUnavailable, TimeoutError) as error:
             emit("store.unavailable", doing="lead", error=error)
@@ -64,33 +71,50 @@ class Leader:
         self._held = held
         self._trusted_until = asked_at + self._term.total_seconds() * (1 - MARGIN)
 
-    async def _do_chores(self, stop: Stop, seconds: float) -> None:
+    async def _do_chores(self, stop: Stop) -> None:
         """Do what is due until the term has to be renewed; each chore within a third of it."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + self._third
         while not stop and self.is_leader and time.monotonic() < until:
             for chore in self._chores:
-                if chore.is_due(time.monotonic()) and self._held is not None and not stop:
-                    await self._do(chore, self._held)
+                held = self._trusted()
+                if held is None or stop:
+                    return
+                if chore.is_due(time.monotonic()):
+                    await self._do(chore, held)
             due_next = min(chore.due_at for chore in self._chores)
             await stop.wait(max(0.01, min(until, due_next) - time.monotonic()))
 
     async def _do(self, chore: Chore, held: Leadership) -> None:
+        hangs, chore.hangs = chore.hangs, 0
         try:
-            async with asyncio.timeout(self._term.total_seconds() / 3):
+            async with asyncio.timeout(self._third):
                 await chore.run(held)
         except NotLeader:
             emit("leader.deposed", term=held.term)
             self._held = None
-        except (StoreUnavailable, TimeoutError) as error:
+        except TimeoutError as error:
+            chore.hangs = hangs + 1
+            emit("chore.delayed", chore=chore.name, error=error)
+            if chore.hangs >= HANGS_BEFORE_STEPPING_DOWN:
+                await self._step_down(chore)
+        except StoreUnavailable as error:
             emit("chore.delayed", chore=chore.name, error=error)
         except Exception as error:  # noqa: BLE001 - one chore must not stop the others
             emit("chore.failed", chore=chore.name, error=error)
 
+    async def _step_down(self, chore: Chore) -> None:
+        """Leave the seat to whoever may fare better; they ask for it three times in a term."""
+        emit("leader.stepped_down", chore=chore.name)
+        chore.hangs = 0
+        await self._resign()
+        self._aside_until = time.monotonic() + 2 * self._third
+
     async def _resign(self) -> None:
-        if self._held is None:
+        held, self._held = self._held, None
+        if held is None:
             return
         try:
-            await self._store.resign(self._held)
-        except StoreUnavailable as error:
+            async with asyncio.timeout(self._third):
+                await self._store.resign(held)
+        except (StoreUnavailable, TimeoutError) as error:
             emit("store.unavailable", doing="resign", error=error)
-        self._held = None
