@@ -1,12 +1,17 @@
 """What happened, said once: `emit(event)`, from where it reaches the log."""
 
 import logging
+import threading
+from collections import Counter
 from typing import Any
 
 _log = logging.getLogger("windlass")
+_counts: Counter[str] = Counter()
+_counting = threading.Lock()  # the heart tells from a thread of its own
 
 LEVELS = {
     "lease.lost": logging.WARNING,
+    "loop.blocked": logging.WARNING,
     "settlement.lost": logging.WARNING,
     "settlement.delayed": logging.WARNING,
     "settlement.refused": logging.WARNING,
@@ -27,10 +32,17 @@ LEVELS = {
 
 def emit(event: str, **values: Any) -> None:
     """Say that something happened, in one line. Values never hold a payload, a result or a secret."""
+    with _counting:
+        _counts[event] += 1
     level = LEVELS.get(event, logging.INFO)
     if _log.isEnabledFor(level):
         said = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
         _log.log(level, "%s %s", event, said)
+
+
+def counted(event: str) -> int:
+    """How often it has happened in this process."""
+    return _counts[event]
 
 
 def _shown(value: object) -> object:

@@ -41,6 +41,7 @@ class Bench:
             every=timedelta(seconds=0.001),
             is_idle=lambda: self.is_idle,
             lost=self._lost,
+            watch_loop=_watch_nothing,
         )
 
     def _lost(self, tokens: list[UUID]) -> None:
@@ -51,6 +52,9 @@ class Bench:
 
     async def beat(self) -> None:
         await self.heartbeat._beat(self.store)
+
+
+async def _watch_nothing() -> None: ...
 
 
 class _Store(MemoryStore):
@@ -271,3 +275,13 @@ async def test_the_heart_beats_on_whatever_the_store_raised(bench: Bench, error:
     await until(bench.store.answered)
 
     assert bench.lost == []
+
+
+async def test_the_first_beat_comes_before_anything_else_is_asked_of_the_server(
+    bench: Bench,
+) -> None:
+    """Its connection is there from the start: later the server may have none to spare."""
+    bench.heartbeat._every = 3600
+    await bench.heartbeat.start()
+
+    assert bench.store.answered.is_set()

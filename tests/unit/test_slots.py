@@ -338,3 +338,21 @@ async def test_a_job_that_has_ended_is_not_said_to_be_lost(
     worker._slots.job_lost(job)  # as a report that was overtaken says
 
     assert caplog.messages == []
+
+
+async def test_what_ends_after_its_lease_ran_out_is_not_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    bench = make(lease=30)
+    worker = await bench.worker()
+    held = claim(1)
+    worker._slots.hold(held, clock.now)
+    await worker._slots.take(held)
+    clock.now += 27.1  # the heart has not noticed
+    bench.let_go.set()
+    await worker._slots.until_nothing_runs()
+
+    assert waiting_to_be_written(worker) == []
+    assert worker._slots.busy() == 0

@@ -4,9 +4,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from windlass.model.limits import MARGIN
@@ -36,6 +37,10 @@ class Leases:
         """Whether a claim is still held."""
         with self._lock:
             return token in self._until
+
+    def trusts(self, token: UUID, now: float) -> bool:
+        """Whether a claim may still be trusted. Takes no lock: it is asked at the end of each task."""
+        return now < self._until.get(token, 0.0)
 
     def drop(self, token: UUID) -> None:
         """Forget a claim that is settled or lost."""
@@ -72,25 +77,32 @@ class Heartbeat:
         every: timedelta,
         is_idle: Callable[[], bool],
         lost: Callable[[list[UUID]], None],
+        watch_loop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._store = store
         self._worker = worker
         self._leases = leases
         self._lease = lease
         self._every = every.total_seconds()
+        self._answer_within = lease.total_seconds() / 3
         self._patience = min(LONGEST_WAIT, lease / 6)
         self._is_idle = is_idle
-        self._lost = lost  # called in the heart's thread, as is the other
+        self._lost = lost  # called in the heart's thread, as are the others
+        self._watch_loop = watch_loop
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._stopping = False
-        self._ready = threading.Event()
+        self._has_beaten = threading.Event()
 
     async def start(self) -> None:
-        """Start beating, on a connection of its own."""
+        """Start beating, on a connection of its own.
+
+        Returns after the first beat, so that the connection is there before anything is claimed:
+        later the server may have none to spare. One that does not answer is not waited for.
+        """
         self._thread.start()
-        await asyncio.to_thread(self._ready.wait)
+        await asyncio.to_thread(self._has_beaten.wait, self._answer_within)
 
     async def stop(self) -> None:
         """Stop beating and give the connection back."""
@@ -108,17 +120,19 @@ class Heartbeat:
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
-        self._ready.set()
         store = self._store.beside()
-        pause = self._every
+        pause = 0.0
         is_open = False
-        watching = asyncio.create_task(self._watch_expiry())
+        watching = [
+            asyncio.create_task(watch()) for watch in (self._watch_expiry, self._watch_loop)
+        ]
         try:
             while not self._stopping:
                 await asyncio.sleep(pause)
                 try:
                     if not is_open:
-                        await store.open()
+                        async with asyncio.timeout(self._lease.total_seconds()):
+                            await store.open()
                         is_open = True
                     began = time.monotonic()
                     await self._beat(store)
@@ -126,8 +140,10 @@ class Heartbeat:
                 except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
                     emit("store.unavailable", doing="heartbeat", error=error)
                     pause = min(RETRY_EVERY, self._every)
+                self._has_beaten.set()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await store.close()
 
     async def _beat(self, store: Store) -> None:
@@ -148,7 +164,7 @@ class Heartbeat:
         asked_at = time.monotonic()
         running, idle = self._leases.running, self._is_idle()
         pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience)
-        async with asyncio.timeout(self._lease.total_seconds() / 3):
+        async with asyncio.timeout(self._answer_within):
             answer = await store.pulse(pulse)
         # Before anything else is asked of the store, which may fail.
         self._leases.extend(answer.kept, asked_at)
@@ -156,7 +172,7 @@ class Heartbeat:
         held = set(self._leases.tokens())
         if lost := (held & set(tokens)) - answer.kept - answer.skipped:
             self._lost(list(lost))
-        async with asyncio.timeout(self._lease.total_seconds() / 3):
+        async with asyncio.timeout(self._answer_within):
             if not answer.registered:
                 await store.register(self._worker, lease=self._lease)
             if self._is_idle() != idle:  # what the fetcher wrote meanwhile was overwritten

@@ -152,6 +152,10 @@ class Slots:
             outcome = Failed(describe_exception(error))
         if job in self._running:  # it may have been given up meanwhile
             self._ended += 1
+            if not self._leases.trusts(job.claim.token, time.monotonic()):
+                # The heart may not have noticed: it stands still while code holds the global lock.
+                self._tell_lost(job)
+                outcome = None
             self._free_slot(job, outcome)
 
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
@@ -212,8 +216,15 @@ class Slots:
     def job_lost(self, job: Job) -> None:
         """Stop one job whose task is somebody else's by now, unless it has ended meanwhile."""
         if job.halt is not Halt.LOST and (job in self._running or job in self._waiting):
-            emit("lease.lost", task_id=job.task.id, type=job.task.type, token=job.claim.token)
+            self._tell_lost(job)
             job.stop(Halt.LOST)
+
+    def _tell_lost(self, job: Job) -> None:
+        emit("lease.lost", task_id=job.task.id, type=job.task.type, token=job.claim.token)
+
+    def running(self) -> list[Job]:
+        """Return the jobs that run. Another thread may ask."""
+        return list(self._running)
 
     def long_running(self) -> list[Job]:
         """Return the jobs that have run for so long that it is to be reported."""

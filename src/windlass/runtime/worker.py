@@ -1,8 +1,8 @@
 """Joins the stages with bounded buffers; drains them in order on stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from windlass.runtime.executor import Executor
 from windlass.runtime.fetcher import Fetcher
 from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.runtime.job import Job
+from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
@@ -111,6 +112,7 @@ class Worker:
             lost=self._slots.job_lost,
             beside=self._fetcher.promote_while_busy,
         )
+        self._loop_watch = LoopWatch(self._slots.running)
         self._stopping = Stop()
         self._insisting = Stop()
 
@@ -137,8 +139,26 @@ class Worker:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
         if not await self._has_started():
             return
+        try:
+            async with self._beating():
+                await self._work(until_idle=until_idle, started=started)
+        finally:
+            self._threads.close()
+            await self._leave()
+
+    @asynccontextmanager
+    async def _beating(self) -> AsyncIterator[None]:
+        """Keep leases while the block lasts, from a thread that also watches this event loop."""
+        turning = asyncio.create_task(self._loop_watch.turn(), name="windlass-turning")
         heartbeat = self._heartbeat()
-        await heartbeat.start()
+        try:
+            await heartbeat.start()
+            yield
+        finally:
+            await heartbeat.stop()
+            await stop_task(turning)
+
+    async def _work(self, *, until_idle: bool, started: Callable[[], None] | None) -> None:
         stop_fetching, stop_services = Stop(), Stop()
         committing = asyncio.create_task(self._committer.run(), name="windlass-committer")
         fetching = asyncio.create_task(self._fetch(stop_fetching), name="windlass-fetcher")
@@ -169,9 +189,6 @@ class Worker:
             for task in (fetching, committing, leading, *services):
                 task.cancel()
             await asyncio.gather(fetching, committing, leading, *services, return_exceptions=True)
-            await heartbeat.stop()
-            self._threads.close()
-            await self._leave()
 
     # The life of a worker
 
@@ -217,6 +234,7 @@ class Worker:
             every=timedelta(seconds=self._options.heartbeat),
             is_idle=lambda: self._fetcher.idle,
             lost=lost,
+            watch_loop=self._loop_watch.watch,
         )
 
     async def _fetch(self, stop: Stop) -> None:

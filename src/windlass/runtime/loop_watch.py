@@ -1,0 +1,81 @@
+"""Notices that the worker's event loop does not turn, and says who blocks it."""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from windlass.runtime.job import Job
+from windlass.telemetry import emit
+
+BLOCKED_AFTER = 1.0  # seconds without a turn
+LOOK_EVERY = 0.25
+FRAMES = 12
+_ASYNCIO = str(Path(asyncio.__file__).parent)
+_WINDLASS = str(Path(__file__).parents[1])
+
+
+class LoopWatch:
+    """Two sides: the worker's event loop turns, and another thread looks whether it does.
+
+    Made in the worker's event loop. Code that holds Python's global lock stops both: then the loop
+    tells it by itself, once it turns again.
+    """
+
+    def __init__(self, running: Callable[[], list[Job]]) -> None:
+        self._running = running
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._turned_at = time.monotonic()
+        self._told_of = 0.0  # the last turn before the block that was told
+
+    async def turn(self) -> None:
+        """Give signs of life, in the worker's event loop, until cancelled."""
+        while True:
+            self._turned_at = time.monotonic()
+            await asyncio.sleep(LOOK_EVERY)
+            blocked = time.monotonic() - self._turned_at
+            if blocked > BLOCKED_AFTER:
+                if self._told_of != self._turned_at:
+                    emit("loop.blocked", seconds=round(blocked, 1), stack="not seen")
+                emit("loop.freed", seconds=round(blocked, 1))
+
+    async def watch(self) -> None:
+        """Look, from the event loop of another thread, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            self._look()
+
+    def _look(self) -> None:
+        turned_at = self._turned_at
+        blocked = time.monotonic() - turned_at
+        if blocked > BLOCKED_AFTER and self._told_of != turned_at:
+            self._told_of = turned_at
+            emit("loop.blocked", seconds=round(blocked, 1), **self._whose(), stack=self._stack())
+
+    def _whose(self) -> dict[str, object]:
+        # A handler's own subtask is none of our tasks: then the stack alone tells.
+        current = asyncio.current_task(self._loop)
+        for job in self._running():
+            if job.runner is current:
+                return {"type": job.task.type, "task_id": job.task.id}
+        return {}
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the one way to it
+        frames = traceback.extract_stack(frame)
+        # What the event loop called; it may have called us, and we the handler.
+        called = max((place for place, one in enumerate(frames) if _is_loop(one)), default=-1) + 1
+        shown = [one for one in frames[called:] if not _is_ours(one)] or frames
+        return " > ".join(f"{one.filename}:{one.lineno} {one.name}" for one in shown[-FRAMES:])
+
+
+def _is_loop(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_ASYNCIO)
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(_WINDLASS)
