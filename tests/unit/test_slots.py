@@ -356,3 +356,18 @@ async def test_what_ends_after_its_lease_ran_out_is_not_written(
 
     assert waiting_to_be_written(worker) == []
     assert worker._slots.busy() == 0
+
+
+async def test_nothing_is_begun_under_a_lease_that_has_run_out(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    worker = await make(lease=30).worker()
+    held = claim(3)
+    worker._slots.hold(held, clock.now)
+    clock.now += 27.1  # the worker was stopped in its tracks, and the heart with it
+    await worker._slots.take(held)
+
+    assert worker._slots.busy() == 0
+    assert worker._leases.tokens() == []

@@ -131,14 +131,24 @@ class Slots:
 
     def _run_waiting(self) -> None:
         create_task = asyncio.get_running_loop().create_task
+        now = time.monotonic()
         while self._waiting and not self._draining and len(self._running) < self._concurrency:
             job = self._next_waiting()
-            if job.halt is Halt.LOST:
+            if not self._is_held(job, now):
                 self._let_go(job.claim.token, 1)
                 continue
             self._running.add(job)
             job.runner = create_task(self._run_job(job))
         self._leases.running = len(self._running)
+
+    def _is_held(self, job: Job, now: float) -> bool:
+        """Whether its lease holds, also if the heart stood still with everything else."""
+        if job.halt is Halt.LOST:
+            return False
+        if self._leases.trusts(job.claim.token, now):
+            return True
+        self._tell_lost(job)
+        return False
 
     def _next_waiting(self) -> Job:
         job = self._waiting.popleft()
@@ -152,11 +162,8 @@ class Slots:
             outcome = Failed(describe_exception(error))
         if job in self._running:  # it may have been given up meanwhile
             self._ended += 1
-            if not self._leases.trusts(job.claim.token, time.monotonic()):
-                # The heart may not have noticed: it stands still while code holds the global lock.
-                self._tell_lost(job)
-                outcome = None
-            self._free_slot(job, outcome)
+            may_write = outcome is not None and self._is_held(job, time.monotonic())
+            self._free_slot(job, outcome if may_write else None)
 
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
         self._running.discard(job)

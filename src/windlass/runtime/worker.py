@@ -22,7 +22,7 @@ from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
 from windlass.service import Stop, first_of, stop_task
 from windlass.store.port import Store
-from windlass.telemetry import emit
+from windlass.telemetry import counted, emit
 
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
@@ -291,7 +291,12 @@ class Worker:
         try:
             await _call_all(self._options.on_shutdown)
         finally:
-            emit("worker.stopped", worker_id=self._options.info.id)
+            emit(
+                "worker.stopped",
+                worker_id=self._options.info.id,
+                leases_lost=counted("lease.lost"),
+                settlements_lost=counted("settlement.lost"),
+            )
 
 
 def _tell_failed(ended: set[asyncio.Task[None]]) -> None:

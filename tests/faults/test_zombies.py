@@ -1,0 +1,85 @@
+"""A worker stopped until its claim was rescued, and continued: nothing that it does changes anything."""
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from faults.conftest import Start
+from faults.processes import WorkerProcess, until
+from faults.test_kills import LEFT, run
+from windlass import App
+
+# Where it stops, and what it says once it goes on.
+PLACES = {
+    "claim.after": "lease.lost",  # nothing had begun, and nothing may
+    "handler.before": "lease.lost",
+    "start.before": "lease.lost",
+    "enqueue.before": "lease.lost",
+    "handler.after": "lease.lost",
+    "settle.before": "settlement.lost",
+}
+
+
+async def enqueue(url: str, name: str) -> None:
+    async with App(url) as app:
+        await app.enqueue(name, {"n": 1}, max_attempts=10)
+
+
+def come_back(zombie: WorkerProcess, url: str, start: Start) -> None:
+    """Let another worker rescue and finish its task, then let it go on."""
+    until(zombie.is_stopped)
+    heir = start()
+    until(lambda: run(url, LEFT)[0][0] == 0)
+    assert heir.stop() == 0
+    zombie.send(signal.SIGCONT)
+
+
+def contents(url: str) -> list[tuple[object, ...]]:
+    rows = run(
+        url,
+        "SELECT id, status::text, attempts, result, completed_at, updated_at "
+        "FROM windlass.tasks ORDER BY id",
+    )
+    return [tuple(row) for row in rows]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_worker_that_comes_back_too_late_changes_nothing_and_says_so(
+    database_url: str, tmp_path: Path, start: Start, place: str
+) -> None:
+    asyncio.run(enqueue(database_url, "long"))
+    zombie = start(f"{place}=stop")
+    come_back(zombie, database_url, start)
+    before = contents(database_url)
+    until(lambda: zombie.has_said(PLACES[place]))
+
+    assert zombie.stop() == 0
+    assert contents(database_url) == before
+    assert run(database_url, LEFT)[0][0] == 0
+    (counted,) = re.findall(r"leases_lost=(\d+) settlements_lost=(\d+)", zombie.said())
+    assert sum(map(int, counted)) >= 1
+    # Only what was enqueued under a lease that held is there.
+    assert len(before) == (3 if place in {"handler.after", "settle.before"} else 2)
+    runs = [line for line in (tmp_path / "ledger").read_text().split("\n") if "long" in line]
+    assert len(runs) == (1 if place == "claim.after" else 2)
+
+
+def test_a_thread_that_goes_on_after_its_lease_was_lost_changes_nothing(
+    database_url: str, tmp_path: Path, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, "threaded"))
+    zombie = start()
+    until((tmp_path / "threaded.waits").exists)
+    zombie.send(signal.SIGSTOP)
+    (tmp_path / "threaded.go").touch()
+    come_back(zombie, database_url, start)
+    before = contents(database_url)
+    until(lambda: "refused 1" in (tmp_path / "ledger").read_text())
+
+    assert zombie.stop() == 0
+    assert contents(database_url) == before
+    assert len(before) == 2  # the task, and the child of its second run
+    assert "lease.lost" in zombie.said()
