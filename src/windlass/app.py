@@ -33,6 +33,7 @@ from windlass.registry import Middleware, Registry, check_callback, checked_flag
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.service import cancelled_by
 from windlass.settings import Settings
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 from windlass.store.postgres.embedded import (
@@ -218,11 +219,12 @@ class App(TaskSet):
             queues=queues,
         )
         store = await self.store()
+        clock = ClockWatch(timedelta(seconds=settings.lease))
         leader = Leader(
             store=store,
             candidate=info.id,
             term=timedelta(seconds=settings.leader_term),
-            chores=chores(store, sweep=settings.sweep),
+            chores=chores(store, clock, sweep=settings.sweep),
         )
         options = WorkerOptions(
             info=info,
@@ -239,7 +241,9 @@ class App(TaskSet):
             on_startup=self._on_startup,
             on_shutdown=self._on_shutdown,
         )
-        return Worker(store=store, registry=self.registry, companion=leader, options=options)
+        return Worker(
+            store=store, registry=self.registry, companion=leader, clock=clock, options=options
+        )
 
     # Not built yet
 

@@ -1,6 +1,7 @@
 """The one shape of a background loop: it runs until it is asked to stop."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -25,6 +26,11 @@ class Stop:
             async with asyncio.timeout(seconds):
                 await self._event.wait()
         return self._event.is_set()
+
+
+def backoff(failures: int, *, longest: float) -> float:
+    """Seconds to wait after so many failures in a row: longer each time, and never all at once."""
+    return min(0.1 * 2.0 ** min(failures, 10), longest) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

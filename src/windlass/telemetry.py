@@ -17,6 +17,7 @@ LEVELS = {
     "settlement.refused": logging.WARNING,
     "settlement.abandoned": logging.WARNING,
     "store.unavailable": logging.WARNING,
+    "clock.jumped": logging.WARNING,
     "listener.lost": logging.WARNING,
     "migration.waiting": logging.WARNING,
     "claim.rescued": logging.WARNING,

@@ -22,6 +22,7 @@ def note(line: str) -> None:
 @app.task(retry=10)
 async def short(n: int) -> int:
     note(f"short {n} {os.getpid()}")
+    await asyncio.sleep(0.01)
     return n
 
 
@@ -37,6 +38,15 @@ async def long(ctx: Context, n: int) -> str:
         note(f"refused {n} {os.getpid()}")
         raise
     return f"{n} by {os.getpid()}"
+
+
+@app.task(retry=10)
+async def across(n: int) -> int:
+    """Waits until the test lets it go, whatever happens to the server meanwhile."""
+    note(f"across {n} {os.getpid()}")
+    while not (folder / "across.go").exists():
+        await asyncio.sleep(0.02)
+    return n
 
 
 @app.task(retry=10)

@@ -15,6 +15,7 @@ from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Pulse, PulseAnswer, WorkerInfo
 from windlass.runtime import heartbeat
 from windlass.runtime.heartbeat import Heartbeat, Leases
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 
 ME = WorkerInfo(UUID(int=1), "host", 1, "0", 1, ("t",), None)
@@ -37,6 +38,7 @@ class Bench:
             store=self.store,
             worker=ME,
             leases=self.leases,
+            clock=ClockWatch(LEASE),
             lease=LEASE,
             every=timedelta(seconds=0.001),
             is_idle=lambda: self.is_idle,

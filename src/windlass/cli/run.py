@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -19,9 +19,13 @@ from windlass.cli.loading import (
     run,
 )
 from windlass.cli.options import parse_priority, parse_time, single_option
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
 from windlass.registry import checked_name
+from windlass.service import Stop, backoff, first_of
+from windlass.telemetry import emit
+
+LONGEST_BACKOFF = 5.0  # seconds, of a worker whose database does not answer
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
@@ -64,14 +68,44 @@ async def _work(
     concurrency: int | None,
     shutdown_timeout: float | None,
 ) -> None:
+    stop = Stop()
+    _on_signals(stop.set)
+    if not await _opened(app, stop):
+        return
     async with app:
         working = await app.new_worker(
             queues=queues or None, concurrency=concurrency, shutdown_timeout=shutdown_timeout
         )
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, working.stop)
+        _on_signals(working.stop)
+        if stop:
+            working.stop()
         await working.run()
+
+
+def _on_signals(stop: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop)
+
+
+async def _opened(app: App, stop: Stop) -> bool:
+    """Wait for the database, which may start later than we do; false if asked to stop meanwhile."""
+    failures = 0
+    while not stop:
+        opening = asyncio.create_task(app.store())
+        await first_of(asyncio.wait([opening]), stop.wait())
+        if not opening.done():
+            opening.cancel()
+            return False
+        try:
+            opening.result()
+        except StoreUnavailable as error:
+            failures += 1
+            emit("store.unavailable", doing="open", error=error)
+            await stop.wait(backoff(failures, longest=LONGEST_BACKOFF))
+        else:
+            return True
+    return False
 
 
 @click.command()

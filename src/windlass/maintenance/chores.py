@@ -3,10 +3,13 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Leadership
-from windlass.store.port import ChoreStore
+from windlass.store.clock_watch import ClockWatch
+from windlass.store.port import ChoreStore, ClockStore
 from windlass.telemetry import emit
 
 RESCUE_BATCH = 100  # claims
@@ -38,21 +41,28 @@ class Chore:
         self.due_at = began + max(self.every, took / self.at_most)
 
 
-def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
-    """The chores of a store; `sweep` is how often lost claims are looked for, in seconds."""
+class LeaderStore(ChoreStore, ClockStore, Protocol):
+    """What the leader asks of the store."""
 
-    async def rescue(leadership: Leadership) -> bool:
-        rescued = await store.rescue(RESCUE_BATCH, leadership=leadership)
-        if rescued.claims:
-            emit(
-                "claim.rescued",
-                claims=rescued.claims,
-                returned=rescued.returned,
-                lost_attempts=rescued.lost_attempts,
-                dead=rescued.dead,
-                cancelled=rescued.cancelled,
-            )
-        return rescued.claims >= RESCUE_BATCH
+
+async def _rescue(store: LeaderStore, clock: ClockWatch, leadership: Leadership) -> bool:
+    if not await clock.look(store):
+        return False
+    rescued = await store.rescue(RESCUE_BATCH, leadership=leadership)
+    if rescued.claims:
+        emit(
+            "claim.rescued",
+            claims=rescued.claims,
+            returned=rescued.returned,
+            lost_attempts=rescued.lost_attempts,
+            dead=rescued.dead,
+            cancelled=rescued.cancelled,
+        )
+    return rescued.claims >= RESCUE_BATCH
+
+
+def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore]:
+    """The chores of a store; `sweep` is how often lost claims are looked for, in seconds."""
 
     async def promote(leadership: Leadership) -> bool:
         return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
@@ -83,7 +93,7 @@ def chores(store: ChoreStore, *, sweep: float) -> list[Chore]:
         return dropped
 
     return [
-        Chore("rescue", sweep, rescue),
+        Chore("rescue", sweep, partial(_rescue, store, clock)),
         Chore("promote", sweep, promote, at_most=1 / 20),
         Chore("remove-workers", sweep, remove_workers),
         Chore("tidy", 2 * sweep, tidy, at_most=1 / 20),

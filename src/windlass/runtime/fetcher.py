@@ -11,7 +11,7 @@ from uuid import UUID
 from windlass.model.errors import StoreUnavailable
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
-from windlass.service import Stop, first_of
+from windlass.service import Stop, backoff, first_of
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit
 
@@ -102,8 +102,7 @@ class Fetcher:
             except StoreUnavailable as error:
                 failures += 1
                 emit("store.unavailable", doing="claim", error=error)
-                backoff = min(0.1 * 2.0 ** min(failures, 10), LONGEST_BACKOFF)
-                await stop.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+                await stop.wait(backoff(failures, longest=LONGEST_BACKOFF))
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""

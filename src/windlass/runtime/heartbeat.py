@@ -12,6 +12,7 @@ from uuid import UUID
 
 from windlass.model.limits import MARGIN
 from windlass.model.task import Pulse, WorkerInfo
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import emit
 
@@ -73,6 +74,7 @@ class Heartbeat:
         store: Store,
         worker: WorkerInfo,
         leases: Leases,
+        clock: ClockWatch,
         lease: timedelta,
         every: timedelta,
         is_idle: Callable[[], bool],
@@ -82,6 +84,7 @@ class Heartbeat:
         self._store = store
         self._worker = worker
         self._leases = leases
+        self._clock = clock
         self._lease = lease
         self._every = every.total_seconds()
         self._answer_within = lease.total_seconds() / 3
@@ -156,6 +159,9 @@ class Heartbeat:
         skipped = deque(await self._pulse(store, self._leases.tokens()))
         while skipped and time.monotonic() < due_next:
             skipped += await self._pulse(store, [skipped.popleft()], self._patience)
+        # For the leader that this worker may become: it has to know how the clock went before.
+        async with asyncio.timeout(self._answer_within):
+            await self._clock.look(store)
 
     async def _pulse(
         self, store: Store, tokens: list[UUID], patience: timedelta = timedelta(0)

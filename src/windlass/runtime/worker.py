@@ -20,13 +20,15 @@ from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
-from windlass.service import Stop, first_of, stop_task
+from windlass.service import Stop, backoff, first_of, stop_task
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import counted, emit
 
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
+LONGEST_BACKOFF = 5.0
 
 
 class Companion(Protocol):
@@ -63,11 +65,18 @@ class Worker:
     """Fetcher → executor → committer, with a heart and a buffer."""
 
     def __init__(
-        self, *, store: Store, registry: Registry, companion: Companion, options: WorkerOptions
+        self,
+        *,
+        store: Store,
+        registry: Registry,
+        companion: Companion,
+        clock: ClockWatch,
+        options: WorkerOptions,
     ) -> None:
         self._store = store
         self._registry = registry
         self._companion = companion
+        self._clock = clock
         self._options = options
         self._lease = timedelta(seconds=options.lease)
         self._threads = Threads()
@@ -212,13 +221,26 @@ class Worker:
 
     async def _start(self) -> None:
         info = self._options.info
-        await self._store.register_types([one.defaults for one in self._registry])
-        await self._store.register(info, lease=self._lease)
+        await self._register()
         for hook in self._options.on_startup:
             state = await _call(hook)
             if state is not None:
                 self._executor.state = state
         emit("worker.started", worker_id=info.id, concurrency=self._options.concurrency)
+
+    async def _register(self) -> None:
+        """Say who we are and what we can do; a store that is away for a moment is waited for."""
+        failures = 0
+        while True:
+            try:
+                await self._store.register_types([one.defaults for one in self._registry])
+                await self._store.register(self._options.info, lease=self._lease)
+            except StoreUnavailable as error:
+                failures += 1
+                emit("store.unavailable", doing="start", error=error)
+                await asyncio.sleep(backoff(failures, longest=LONGEST_BACKOFF))
+            else:
+                return
 
     def _heartbeat(self) -> Heartbeat:
         loop = asyncio.get_running_loop()
@@ -230,6 +252,7 @@ class Worker:
             store=self._store,
             worker=self._options.info,
             leases=self._leases,
+            clock=self._clock,
             lease=self._lease,
             every=timedelta(seconds=self._options.heartbeat),
             is_idle=lambda: self._fetcher.idle,

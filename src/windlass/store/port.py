@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol
 from uuid import UUID
 
@@ -198,6 +198,13 @@ class ChoreStore(Protocol):
         """Remove ended tasks whose time is over, with their idempotency keys."""
 
 
+class ClockStore(Protocol):
+    """By which clock leases and terms are measured."""
+
+    async def now(self) -> datetime:
+        """Return the store's time."""
+
+
 class WakeStore(Protocol):
     """How a fetcher hears of new work before it polls."""
 
@@ -214,6 +221,7 @@ class Store(
     ReadStore,
     LeadStore,
     ChoreStore,
+    ClockStore,
     WakeStore,
     Protocol,
 ):

@@ -35,6 +35,10 @@ class LeadVerbs(MemoryTables):
         if self._leader == leadership:
             self._leader = None
 
+    @transaction
+    async def now(self) -> datetime:
+        return self._clock()
+
     def _assert_leader(self, leadership: Leadership) -> None:
         if self._leader != leadership or self._term_ends_at <= self._clock():
             raise NotLeader(f"term {leadership.term} is over")

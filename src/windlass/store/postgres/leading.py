@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -30,6 +30,10 @@ class LeadVerbs(OperateVerbs):
 
     async def resign(self, leadership: Leadership) -> None:
         await self._run.execute("resign", leadership.holder, leadership.term)
+
+    async def now(self) -> datetime:
+        now: datetime = await self._run.fetchval("read_clock")
+        return now
 
     async def promote(
         self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False

@@ -37,6 +37,12 @@ from windlass.testing.store_contract.steps import (
 class LeadRules(Steps):
     """Lead rules."""
 
+    async def test_the_clock_of_the_store_can_be_read(self, store: Store) -> None:
+        before = await store.now()
+        await self.advance(store, DAY)
+
+        assert DAY <= await store.now() - before < 2 * DAY
+
     async def test_a_free_seat_is_taken(self, store: Store) -> None:
         leadership = await store.lead(WORKER, current=None, term=TERM)
 

@@ -1,0 +1,52 @@
+"""Watches the store's clock beside our own: leases must not all seem to have run out at once."""
+
+import threading
+import time
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from windlass.store.port import ClockStore
+from windlass.telemetry import emit
+
+TOLERANCE = timedelta(seconds=2)  # clocks that are set right in passing, and slow answers
+
+
+class _Reading(NamedTuple):
+    store_time: datetime
+    asked_at: float  # monotonic
+    answered_at: float
+
+
+class ClockWatch:
+    """Notices that the store's clock has jumped. The heart looks at each beat, the leader too.
+
+    After a jump ahead every lease that was granted before seems to be over, although its worker
+    lives. Those that end meanwhile may still be settled, so nothing is rescued for one lease.
+    """
+
+    def __init__(self, lease: timedelta) -> None:
+        self._lease = lease.total_seconds()
+        self._lock = threading.Lock()
+        self._last: _Reading | None = None
+        self._doubtful_until = 0.0
+
+    async def look(self, store: ClockStore) -> bool:
+        """Look at the clock; return whether leases that seem to be over are to be believed so."""
+        asked_at = time.monotonic()
+        reading = _Reading(await store.now(), asked_at, time.monotonic())
+        with self._lock:
+            if self._last is not None:
+                self._compare(self._last, reading)
+            self._last = reading
+            return reading.answered_at >= self._doubtful_until
+
+    def _compare(self, last: _Reading, new: _Reading) -> None:
+        passed = new.store_time - last.store_time
+        least = timedelta(seconds=new.asked_at - last.answered_at) - TOLERANCE
+        most = timedelta(seconds=new.answered_at - last.asked_at) + TOLERANCE
+        if least <= passed <= most:
+            return
+        jumped = passed - timedelta(seconds=new.answered_at - last.answered_at)
+        emit("clock.jumped", seconds=round(jumped.total_seconds(), 1))
+        if passed > most:
+            self._doubtful_until = new.answered_at + self._lease

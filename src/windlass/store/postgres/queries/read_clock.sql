@@ -1,0 +1,2 @@
+-- read_clock: the time that leases are measured by.
+SELECT windlass.clock()

@@ -1,0 +1,201 @@
+"""Workers beside a server that restarts, ends sessions, has none to spare, or does not answer."""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from acceptance.quick import QUICK
+from faults.conftest import Start
+from faults.processes import until
+from faults.servers import Server
+from faults.test_kills import LEFT, run
+from windlass import App
+from windlass.model.errors import StoreUnavailable
+
+TASKS = 400
+KILLS = 60
+PATIENT: dict[str, Any] = {**QUICK, "lease": 30, "heartbeat": 1}  # no outage takes so long
+COMPLETED = "SELECT count(*) FROM windlass.tasks WHERE status = 'completed'"
+SESSIONS = """
+SELECT pid FROM pg_stat_activity
+WHERE application_name = 'windlass' AND pid <> pg_backend_pid()
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server", max_connections="40")
+    yield server
+    server.release()
+
+
+async def enqueue(url: str, name: str, count: int = 1) -> None:
+    async with App(url) as app:
+        for n in range(count):
+            await app.enqueue(name, {"n": n}, max_attempts=10)
+
+
+def completed(url: str) -> int:
+    return int(run(url, COMPLETED)[0][0])
+
+
+def runs(folder: Path) -> Counter[str]:
+    ledger = folder / "ledger"
+    lines = ledger.read_text().splitlines() if ledger.exists() else []
+    return Counter(line.rpartition(" ")[0] for line in lines)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
+def test_workers_live_through_restarts_and_lose_nothing(
+    server: Server, start: Start, tmp_path: Path, how: signal.Signals
+) -> None:
+    asyncio.run(enqueue(server.url, "across", 2))
+    asyncio.run(enqueue(server.url, "short", TASKS))
+    workers = [
+        start(url=server.url, settings=PATIENT, arguments=("--concurrency", "4")) for _ in range(2)
+    ]
+    for part in (1, 2):
+        until(lambda part=part: completed(server.url) >= part * TASKS // 4)  # type: ignore[misc]
+        server.restart(how)
+    until(lambda: completed(server.url) == TASKS)
+    (tmp_path / "across.go").touch()
+    until(lambda: run(server.url, LEFT)[0][0] == 0)
+
+    for worker in workers:
+        assert worker.stop() == 0, worker.said()
+        assert "Traceback" not in worker.said()
+    assert any("store.unavailable" in worker.said() for worker in workers)
+    assert completed(server.url) == TASKS + 2
+    # They ran on while the server was away, and their leases held.
+    assert [runs(tmp_path)[f"across {n}"] for n in range(2)] == [1, 1]
+
+
+def test_workers_live_through_the_end_of_any_of_their_sessions(
+    server: Server, start: Start, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    asyncio.run(enqueue(server.url, "short", TASKS))
+    workers = [
+        start(url=server.url, settings=PATIENT, arguments=("--concurrency", "2")) for _ in range(2)
+    ]
+
+    async def kill_sessions() -> None:
+        connection = await asyncpg.connect(server.url)
+        killed = 0
+        while killed < KILLS:
+            if sessions := [row["pid"] for row in await connection.fetch(SESSIONS)]:
+                victim = chance.choice(sessions)
+                killed += await connection.fetchval("SELECT pg_terminate_backend($1)", victim)
+            await asyncio.sleep(0.05)  # the pace of the kills, not a wait for anything
+        await connection.close()
+
+    asyncio.run(kill_sessions())
+    asyncio.run(enqueue(server.url, "short", 10))
+    until(lambda: run(server.url, LEFT)[0][0] == 0)
+
+    for worker in workers:
+        assert worker.stop() == 0, worker.said()
+        assert "Traceback" not in worker.said()
+    assert completed(server.url) == TASKS + 10
+
+
+def test_a_server_without_a_connection_to_spare_costs_no_lease(
+    server: Server, start: Start, tmp_path: Path
+) -> None:
+    asyncio.run(enqueue(server.url, "across"))
+    worker = start(url=server.url, settings=QUICK)
+    until(lambda: runs(tmp_path)["across 0"] == 1)
+
+    async def take_every_connection() -> None:
+        async with AsyncExitStack() as taken:
+            connection = await asyncpg.connect(server.url)
+            taken.push_async_callback(connection.close)
+            with suppress(asyncpg.TooManyConnectionsError):
+                while True:
+                    one = await asyncpg.connect(server.url)
+                    taken.push_async_callback(one.close)
+            with pytest.raises(StoreUnavailable, match="too many clients"):
+                await enqueue(server.url, "short")
+            # Twice the lease later it is still held: the heart has a connection of its own.
+            expiry = "SELECT expires_at FROM windlass.claim"
+            granted_until = await connection.fetchval(expiry)
+            while await connection.fetchval("SELECT clock_timestamp() < $1", granted_until):
+                await asyncio.sleep(0.05)
+            assert await connection.fetchval(f"SELECT ({expiry}) > $1", granted_until)
+
+    asyncio.run(take_every_connection())
+    (tmp_path / "across.go").touch()
+    asyncio.run(enqueue(server.url, "short"))
+    until(lambda: completed(server.url) == 2)
+
+    assert worker.stop() == 0, worker.said()
+    assert runs(tmp_path)["across 0"] == 1
+
+
+def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
+    server: Server, start: Start, tmp_path: Path
+) -> None:
+    asyncio.run(enqueue(server.url, "across"))
+    worker = start(url=server.url, settings=QUICK, arguments=("--shutdown-timeout", "0.5"))
+    until(lambda: runs(tmp_path)["across 0"] == 1)
+    with server.stopped():
+        assert worker.stop() == 0
+    assert "settlement.abandoned tasks=1\n" in worker.said()
+
+
+async def test_a_worker_that_fails_cancels_the_block_beside_it(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    async with App(database_url, **QUICK) as app:
+
+        @app.task
+        async def quiet() -> None: ...
+
+        limit = asyncio.timeout(30)
+
+        async def serve_for_ever() -> None:
+            async with limit, app.worker():
+                await connection.execute("ALTER FUNCTION windlass.claim_tasks RENAME TO gone")
+                await asyncio.Event().wait()
+
+        with pytest.raises(asyncpg.UndefinedFunctionError):
+            await serve_for_ever()
+    await connection.close()
+
+    assert not limit.expired()
+    assert "service.failed service=windlass-fetcher error=UndefinedFunctionError" in caplog.text
+
+
+def test_a_worker_waits_for_a_database_that_starts_later_than_it_does(
+    start: Start, tmp_path: Path
+) -> None:
+    server = Server(tmp_path / "server")
+    asyncio.run(enqueue(server.url, "short"))
+    server.release()
+    worker = start(url=server.url, settings=QUICK)
+    until(lambda: worker.has_said("store.unavailable doing=open"))
+    later = Server(tmp_path / "server")
+    try:
+        assert later.url == server.url
+        until(lambda: completed(server.url) == 1)
+        assert worker.stop() == 0, worker.said()
+    finally:
+        later.release()
+
+
+def test_a_worker_that_waits_for_its_database_can_be_stopped(start: Start, tmp_path: Path) -> None:
+    worker = start(url=f"postgresql://nobody@/none?host={tmp_path}")
+    until(lambda: worker.has_said("store.unavailable doing=open"))
+
+    assert worker.stop() == 0

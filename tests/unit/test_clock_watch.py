@@ -1,0 +1,93 @@
+"""A store's clock that jumps is noticed; one that only answers slowly is not accused."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass.store import clock_watch
+from windlass.store.clock_watch import ClockWatch
+
+LEASE = timedelta(seconds=30)
+
+
+class Clocks:
+    """The store's clock and ours; an answer may take long, before or after it is looked up."""
+
+    def __init__(self) -> None:
+        self.ours = MovedClock()
+        self.stores = datetime(2027, 3, 3, tzinfo=UTC)
+        self.before = self.after = 0.0
+        self.watch = ClockWatch(LEASE)
+
+    def pass_by(self, seconds: float) -> None:
+        self.ours.now += seconds
+        self.stores += timedelta(seconds=seconds)
+
+    def jump(self, seconds: float) -> None:
+        self.stores += timedelta(seconds=seconds)
+
+    async def now(self) -> datetime:
+        self.pass_by(self.before)
+        now = self.stores
+        self.pass_by(self.after)
+        return now
+
+    async def look(self) -> bool:
+        return await self.watch.look(self)
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr(clock_watch, "time", clocks.ours)
+    return clocks
+
+
+async def test_a_clock_that_goes_as_ours_is_believed(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seconds in (0, 5, 600):
+        clocks.pass_by(seconds)
+        assert await clocks.look()
+
+    assert caplog.messages == []
+
+
+async def test_after_a_jump_ahead_no_lease_is_believed_to_be_over_for_the_length_of_one(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    await clocks.look()
+    clocks.pass_by(5)
+    clocks.jump(300)
+
+    assert not await clocks.look()
+    clocks.pass_by(29)
+    assert not await clocks.look()
+    clocks.pass_by(1)
+    assert await clocks.look()
+    assert caplog.messages == ["clock.jumped seconds=300.0"]
+
+
+async def test_after_a_jump_back_leases_are_believed_and_it_is_told(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    await clocks.look()
+    clocks.pass_by(5)
+    clocks.jump(-300)
+
+    assert await clocks.look()
+    assert caplog.messages == ["clock.jumped seconds=-300.0"]
+
+
+@pytest.mark.parametrize("slow", ["before", "after"])
+async def test_an_answer_that_took_long_is_no_jump(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture, slow: str
+) -> None:
+    await clocks.look()
+    setattr(clocks, slow, 20.0)
+    assert await clocks.look()
+    setattr(clocks, slow, 0.0)
+    assert await clocks.look()
+
+    assert caplog.messages == []
