@@ -1,0 +1,93 @@
+"""Wrong clocks: only the database's decides, and when that one jumps it is noticed."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from faults.conftest import QUICK, Start
+from faults.processes import until
+from faults.servers import Server
+from faults.test_kills import LEFT, run
+from windlass import App
+
+TIMES = """
+SELECT
+    status::text, attempts, created_at <= claimed_at AND claimed_at <= started_at
+    AND started_at <= completed_at AND completed_at <= clock_timestamp() AS in_order
+FROM windlass.tasks
+"""
+
+
+@pytest.fixture(scope="session")
+def libfaketime() -> str:
+    found = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+    if found is None:
+        reason = "NO CLOCK WAS SET WRONG: install the Debian package 'faketime'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return str(found)
+
+
+@pytest.fixture
+def set_clock(libfaketime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Processes that begin now read their clock's offset from this file; monotonic time is real."""
+    offset = tmp_path / "offset"
+    offset.write_text("+0")
+    monkeypatch.setenv("LD_PRELOAD", libfaketime)
+    monkeypatch.setenv("FAKETIME_TIMESTAMP_FILE", str(offset))
+    monkeypatch.setenv("FAKETIME_NO_CACHE", "1")
+    monkeypatch.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+    return offset
+
+
+async def enqueue(url: str) -> None:
+    async with App(url) as app:
+        await app.enqueue("across", {"n": 1}, max_attempts=10)
+        await app.enqueue("short", {"n": 1})
+        await app.enqueue("short", {"n": 2}, delay=0.5)
+
+
+@pytest.mark.parametrize("offset", ["+1d", "-1d"])
+def test_a_worker_whose_clock_is_wrong_works_as_any_other(
+    database_url: str, start: Start, tmp_path: Path, set_clock: Path, offset: str
+) -> None:
+    asyncio.run(enqueue(database_url))
+    set_clock.write_text(offset)
+    worker = start()
+    until((tmp_path / "ledger").exists)
+    set_clock.write_text("-3600" if offset == "+1d" else "+3600")  # it is set while a lease is held
+    until(lambda: run(database_url, "SELECT FROM windlass.running") != [])
+    (tmp_path / "across.go").touch()
+    until(lambda: run(database_url, LEFT)[0][0] == 0)
+
+    assert worker.stop() == 0, worker.said()
+    assert [tuple(row) for row in run(database_url, TIMES)] == [("completed", 1, True)] * 3
+    assert "lease.lost" not in worker.said()
+    assert "clock.jumped" not in worker.said()
+
+
+@pytest.mark.parametrize("offset", ["+300", "-300"])
+def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
+    start: Start, tmp_path: Path, set_clock: Path, monkeypatch: pytest.MonkeyPatch, offset: str
+) -> None:
+    server = Server(tmp_path / "server")
+    monkeypatch.delenv("LD_PRELOAD")  # the server's clock alone
+    try:
+        asyncio.run(enqueue(server.url))
+        workers = [start(url=server.url, settings=QUICK) for _ in range(2)]
+        until((tmp_path / "ledger").exists)
+        set_clock.write_text(offset)
+        until(lambda: any(worker.has_said("clock.jumped") for worker in workers))
+        (tmp_path / "across.go").touch()
+        until(lambda: run(server.url, LEFT)[0][0] == 0)
+
+        for worker in workers:
+            assert worker.stop() == 0, worker.said()
+        statuses = run(server.url, "SELECT status::text, count(*) FROM windlass.tasks GROUP BY 1")
+        assert [tuple(row) for row in statuses] == [("completed", 3)]
+    finally:
+        set_clock.write_text("+0")
+        server.release()
