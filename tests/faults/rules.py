@@ -100,8 +100,11 @@ class Recording:
     def __init__(self) -> None:
         self.seen: list[tuple[When, Message]] = []
 
-    def points(self) -> list[Point]:
-        """Every moment there was; of a run of equal answers only the first."""
+    def points(self, about: str = "") -> list[Point]:
+        """Every moment there was, of statements whose text holds `about`.
+
+        Of a run of equal answers only the first.
+        """
         counts: Counter[tuple[When, str]] = Counter()
         points, last = [], ""
         for when, message in self.seen:
@@ -110,11 +113,9 @@ class Recording:
                 continue
             counts[when, kind] += 1
             number = counts[when, kind]
-            if when is When.BEFORE:
-                points.append(Point(When.BEFORE, kind, number))
-                if kind in SHOWN_BY:
+            if about in message.text and (when is When.BEFORE or kind != last):
+                points.append(Point(when, kind, number))
+                if when is When.BEFORE and kind in SHOWN_BY:
                     points.append(Point(When.AFTER, kind, number))
-            elif kind != last:
-                points.append(Point(When.REPLY, kind, number))
             last = kind
         return points

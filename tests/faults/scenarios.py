@@ -1,0 +1,433 @@
+"""For each method of a store a call to break, prepared around the proxy."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from faults.world import (
+    LEASE,
+    NOON,
+    OTHER_WORKER,
+    TERM,
+    WORKER,
+    World,
+    request,
+    settlements,
+    worker_info,
+)
+from windlass.model.errors import WrongState
+from windlass.model.task import (
+    Answer,
+    CancelAnswer,
+    Change,
+    ClaimAnswer,
+    Fence,
+    Outcome,
+    Pulse,
+    Rescued,
+    Started,
+    TaskFilter,
+    TaskState,
+    TypeDefaults,
+)
+from windlass.store.postgres import enqueueing
+from windlass.store.postgres.store import PostgresStore
+
+# A call, told whether it is the second of its kind.
+Call = Callable[[PostgresStore, bool], Awaitable[Any]]
+Prepare = Callable[[World], Awaitable[Call]]
+
+
+class _Same:
+    """Stands for: the repeated call is answered like the first."""
+
+    def __repr__(self) -> str:
+        return "the same"
+
+
+SAME = _Same()
+ANYTHING = object()  # counts of what was left to do
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A call of one method, and what the same call is told once the first was carried out."""
+
+    name: str
+    method: str
+    prepare: Prepare
+    if_done: Any  # a value, or an exception type
+    seconds_later: float  # than what was prepared
+    is_first: bool  # of a connection that it opens
+    about: str  # the statements to cut; the others are cut in another scenario
+    in_steps: bool  # several transactions: what is seen between them is allowed
+
+
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(
+    method: str,
+    *,
+    if_done: Any = SAME,
+    seconds_later: float = 10.0,
+    is_first: bool = False,
+    about: str = "",
+    in_steps: bool = False,
+) -> Callable[[Prepare], Prepare]:
+    def register(prepare: Prepare) -> Prepare:
+        name = getattr(prepare, "__name__", method)
+        one = Scenario(name, method, prepare, if_done, seconds_later, is_first, about, in_steps)
+        SCENARIOS.append(one)
+        return prepare
+
+    return register
+
+
+# Producers
+
+
+@scenario("enqueue")
+async def enqueue(world: World) -> Call:
+    tasks = [world.new_task(), world.new_task(delay=60.0), world.new_task(idempotency_key="a")]
+    return lambda store, again: store.enqueue(tasks, repeated=again)
+
+
+@scenario("enqueue")
+async def enqueue_with_a_key_alone(world: World) -> Call:
+    tasks = [world.new_task(idempotency_key="a")]
+    return lambda store, again: store.enqueue(tasks, repeated=again)
+
+
+@scenario("enqueue")
+async def enqueue_for_a_handler(world: World) -> Call:
+    await world.add()
+    claim = await world.claim()
+    fence = Fence(claim.token, claim.tasks[0].id, claim.tasks[0].generation)
+    child = world.new_task()
+    return lambda store, again: store.enqueue([child], fence=fence, repeated=again)
+
+
+@scenario("enqueue")
+async def enqueue_more_than_one_statement_takes(world: World) -> Call:
+    tasks = [world.new_task(idempotency_key=key) for key in ("b", "c", "a")]
+
+    async def call(store: PostgresStore, again: bool) -> Any:
+        whole, enqueueing.ENQUEUE_CHUNK = enqueueing.ENQUEUE_CHUNK, 2
+        try:
+            return await store.enqueue(tasks, repeated=again)
+        finally:
+            enqueueing.ENQUEUE_CHUNK = whole
+
+    return call
+
+
+@scenario("type_defaults")
+async def type_defaults(world: World) -> Call:
+    await world.around.register_types([TypeDefaults("resize", "bulk", 5)])
+    return lambda store, again: store.type_defaults("resize")
+
+
+@scenario("register_types")
+async def register_types(world: World) -> Call:
+    types = [TypeDefaults("resize", retention=timedelta(days=1)), TypeDefaults("crop")]
+    return lambda store, again: store.register_types(types)
+
+
+# Fetchers
+
+
+async def _claim(store: PostgresStore, *, alone: bool = False) -> Any:
+    answer = await store.claim(request(alone=alone))
+    tasks = None if answer.claim is None else answer.claim.tasks
+    return tasks, answer.alone_waiting, answer.due_in
+
+
+# The claim whose answer was lost holds the tasks until its lease is over.
+@scenario("claim", if_done=tuple(ClaimAnswer(None)))
+async def claim(world: World) -> Call:
+    await world.add(3)
+    await world.add(1, priority=50)
+    return lambda store, again: _claim(store)
+
+
+@scenario("claim", if_done=tuple(ClaimAnswer(None)), is_first=True)
+async def claim_on_a_new_connection(world: World) -> Call:
+    return await claim(world)
+
+
+@scenario("claim", if_done=tuple(ClaimAnswer(None)))
+async def claim_a_suspect(world: World) -> Call:
+    await world.add()
+    for turn in (1, 2):
+        await world.claim()
+        await world.at(60 * turn)
+        await world.around.rescue(10)
+    return lambda store, again: _claim(store, alone=True)
+
+
+@scenario("start")
+async def start(world: World) -> Call:
+    await world.add(2)
+    claim = await world.claim()
+    started = [Started(claim.token, task.id, task.generation, 0.5) for task in claim.tasks]
+    return lambda store, again: store.start(started)
+
+
+@scenario("requested_cancellations")
+async def requested_cancellations(world: World) -> Call:
+    ids = await world.add(2)
+    await world.claim()
+    await world.around.cancel(ids[0], "no more")
+    return lambda store, again: store.requested_cancellations(ids)
+
+
+# Committers
+
+
+@scenario("settle", if_done=[Answer.ALREADY] * 4)
+async def settle(world: World) -> Call:
+    await world.add(4)
+    claim = await world.claim()
+    outcomes = (Outcome.COMPLETED, Outcome.RETRIED, Outcome.DEAD, Outcome.RELEASED)
+    ends = [
+        settlements(claim, outcome, delay=5.0 if outcome is Outcome.RETRIED else 0.0)[place]
+        for place, outcome in enumerate(outcomes)
+    ]
+    return lambda store, again: store.settle(ends)
+
+
+@scenario("settle", if_done=[Answer.ALREADY], about="settle_tasks", in_steps=True)
+async def settle_where_there_is_no_place_yet(world: World) -> Call:
+    await world.add(retention=timedelta(days=40))
+    claim = await world.claim()
+    await _drop_partitions(world, beyond=timedelta(days=10))
+    return lambda store, again: store.settle(settlements(claim, Outcome.COMPLETED))
+
+
+@scenario("held")
+async def held(world: World) -> Call:
+    await world.add(2)
+    ends = settlements(await world.claim(), Outcome.COMPLETED)
+    return lambda store, again: store.held(ends)
+
+
+# Hearts
+
+
+@scenario("register")
+async def register(world: World) -> Call:
+    return lambda store, again: store.register(worker_info(), lease=LEASE)
+
+
+@scenario("pulse")
+async def pulse(world: World) -> Call:
+    return await _pulse(world, timedelta(0))
+
+
+@scenario("pulse")
+async def pulse_with_patience(world: World) -> Call:
+    return await _pulse(world, timedelta(seconds=1))
+
+
+async def _pulse(world: World, patience: timedelta) -> Call:
+    await world.around.register(worker_info(), lease=LEASE)
+    await world.add()
+    token = (await world.claim()).token
+    asked = Pulse(WORKER, [token], LEASE, 1, idle=False, patience=patience)
+
+    async def call(store: PostgresStore, again: bool) -> Any:
+        answer = await store.pulse(asked)
+        return answer.kept == {token}, answer.registered, answer.skipped
+
+    return call
+
+
+@scenario("set_idle")
+async def set_idle(world: World) -> Call:
+    await world.around.register(worker_info(), lease=LEASE)
+    return lambda store, again: store.set_idle(WORKER, True)
+
+
+@scenario("deregister")
+async def deregister(world: World) -> Call:
+    await world.around.register(worker_info(), lease=LEASE)
+    return lambda store, again: store.deregister(WORKER)
+
+
+# People
+
+
+@scenario("cancel", if_done=CancelAnswer.ENDED)
+async def cancel_a_waiting_task(world: World) -> Call:
+    (task_id,) = await world.add()
+    return lambda store, again: store.cancel(task_id, "no more")
+
+
+@scenario("cancel")
+async def cancel_a_claimed_task(world: World) -> Call:
+    (task_id,) = await world.add()
+    await world.claim()
+    return lambda store, again: store.cancel(task_id, "no more")
+
+
+@scenario("change")
+async def change(world: World) -> Call:
+    (task_id,) = await world.add()
+    return lambda store, again: store.change(task_id, Change(priority=90, queue="bulk", delay=60))
+
+
+@scenario("retry", if_done=WrongState)
+async def retry(world: World) -> Call:
+    task_id = await world.bury(Outcome.DEAD)
+    return lambda store, again: store.retry(task_id)
+
+
+@scenario("pause")
+async def pause(world: World) -> Call:
+    return lambda store, again: store.pause("default")
+
+
+@scenario("resume", if_done=False)
+async def resume(world: World) -> Call:
+    await world.around.pause("default")
+    return lambda store, again: store.resume("default")
+
+
+@scenario("get")
+async def get(world: World) -> Call:
+    (task_id,) = await world.add()
+    return lambda store, again: store.get(task_id)
+
+
+@scenario("ended")
+async def ended(world: World) -> Call:
+    ids = [await world.bury(Outcome.COMPLETED), await world.bury(Outcome.DEAD), *await world.add()]
+    return lambda store, again: store.ended(ids)
+
+
+@scenario("tasks")
+async def tasks(world: World) -> Call:
+    await world.bury(Outcome.FAILED)
+    await world.add(2)
+    wanted = TaskFilter((TaskState.PENDING, TaskState.FAILED))
+    return lambda store, again: store.tasks(wanted)
+
+
+@scenario("queues")
+async def queues(world: World) -> Call:
+    await world.add(2)
+    return lambda store, again: store.queues()
+
+
+@scenario("workers")
+async def workers(world: World) -> Call:
+    await world.around.register(worker_info(), lease=LEASE)
+    return lambda store, again: store.workers()
+
+
+@scenario("has_work")
+async def has_work(world: World) -> Call:
+    await world.add()
+    return lambda store, again: store.has_work(["resize"], None)
+
+
+# Leaders
+
+
+# Whoever does not know that it was elected is not: the seat is free again when the term is over.
+@scenario("lead", if_done=None)
+async def lead(world: World) -> Call:
+    return lambda store, again: store.lead(WORKER, current=None, term=TERM)
+
+
+@scenario("lead")
+async def lead_on(world: World) -> Call:
+    leadership = await world.lead()
+    return lambda store, again: store.lead(WORKER, current=leadership, term=TERM)
+
+
+@scenario("resign")
+async def resign(world: World) -> Call:
+    leadership = await world.lead()
+    return lambda store, again: store.resign(leadership)
+
+
+@scenario("promote", if_done=0, seconds_later=10.0)
+async def promote(world: World) -> Call:
+    await world.add(2, delay=5.0)
+    leadership = await world.lead()
+    return lambda store, again: store.promote(10, leadership=leadership)
+
+
+@scenario("promote", if_done=0, seconds_later=5.5)
+async def promote_for_a_leader_that_is_late(world: World) -> Call:
+    await world.add(2, delay=5.0)
+    return lambda store, again: store.promote(10, just_due=True)
+
+
+@scenario("rescue", if_done=Rescued(), seconds_later=60.0)
+async def rescue(world: World) -> Call:
+    await world.add(3)
+    claim = await world.claim()
+    await world.around.start(
+        [Started(claim.token, task.id, task.generation, 0.5) for task in claim.tasks[:1]]
+    )
+    await world.around.cancel(claim.tasks[1].id, "no more")
+    leadership = await world.lead()
+    return lambda store, again: store.rescue(10, leadership=leadership)
+
+
+@scenario("remove_dead_workers", if_done=[], seconds_later=600.0)
+async def remove_dead_workers(world: World) -> Call:
+    await world.around.register(worker_info(), lease=LEASE)
+    await world.around.register(worker_info(OTHER_WORKER), lease=LEASE)
+    leadership = await world.lead()
+    return lambda store, again: store.remove_dead_workers(leadership=leadership)
+
+
+@scenario("tidy", if_done=ANYTHING, seconds_later=3500.0, in_steps=True)
+async def tidy(world: World) -> Call:
+    leadership = await world.lead()
+    ids = await world.add(2)
+    # Asked for, and yet it came back: what a crash between the two leaves behind.
+    await world.watcher.execute(
+        "INSERT INTO windlass.cancel_request VALUES ($1, 'no more', windlass.clock())", ids[0]
+    )
+    await world.watcher.execute(
+        "INSERT INTO windlass.lane SELECT lane, queue, type, priority, kind FROM windlass.lane"
+    )
+    await world.watcher.execute("UPDATE windlass.lane SET listed_at = $1", NOON)
+    return lambda store, again: store.tidy(leadership=leadership)
+
+
+@scenario("prepare_history", if_done=ANYTHING, in_steps=True)
+async def prepare_history(world: World) -> Call:
+    leadership = await world.lead()
+    await _drop_partitions(world, beyond=timedelta(days=8))
+    return lambda store, again: store.prepare_history(leadership=leadership)
+
+
+@scenario("retain", if_done=ANYTHING, in_steps=True)
+async def retain(world: World) -> Call:
+    leadership = await world.lead()
+    await world.bury(Outcome.DEAD)
+    await world.watcher.execute(
+        "SET session_replication_role = replica; "
+        "UPDATE windlass.dead SET drop_on = '2027-01-01'; "
+        "SET session_replication_role = DEFAULT"
+    )
+    await world.watcher.execute("SELECT windlass.add_history_partition('2027-01-01', '2027-01-02')")
+    return lambda store, again: store.retain(leadership=leadership)
+
+
+async def _drop_partitions(world: World, *, beyond: timedelta) -> None:
+    first = (NOON + beyond).strftime("history_%Y%m%d")
+    names = await world.watcher.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'windlass'::regnamespace "
+        "AND relkind = 'r' AND relname LIKE 'history_%' AND relname >= $1",
+        first,
+    )
+    for (name,) in names:
+        await world.watcher.execute(f"DROP TABLE windlass.{name}")

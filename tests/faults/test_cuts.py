@@ -1,0 +1,127 @@
+"""Every method of a store, cut off at every point of its conversation with the server."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from faults.proxy import Effect, Point
+from faults.scenarios import ANYTHING, SAME, SCENARIOS, Call, Scenario
+from faults.world import DEADLINE, State, World, world_of
+from windlass.model.errors import StoreUnavailable
+from windlass.store.port import Store
+
+# Methods whose breaking is another test's business.
+ELSEWHERE = {
+    "open": "test_cut_opening.py, with the migrations",
+    "close": "test_cut_opening.py",
+    "beside": "asks nothing of the server",
+    "listen": "the tests of the listener",
+}
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with world_of(database_url) as world:
+        yield world
+
+
+def test_every_method_of_a_store_is_cut_somewhere() -> None:
+    protocols = [one for one in Store.__mro__ if getattr(one, "_is_protocol", False)]
+    methods = {
+        name
+        for protocol in protocols
+        for name, member in vars(protocol).items()
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+
+    assert "settle" in methods
+    assert methods - ELSEWHERE.keys() == {scenario.method for scenario in SCENARIOS}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repeated(
+    world: World, scenario: Scenario
+) -> None:
+    course = await undisturbed(world, scenario)
+
+    for point in course.points:
+        try:
+            await cut_at(world, scenario, course, point)
+        except BaseException as error:
+            error.add_note(f"at {point}")
+            raise
+
+
+class Course:
+    """How a call goes when nothing is in its way."""
+
+    def __init__(self, points: list[Point], before: State, after: State, told: Any) -> None:
+        self.points = points
+        self.before = before
+        self.after = after
+        self.told = told
+
+
+async def prepared(world: World, scenario: Scenario) -> Call:
+    await world.reset()
+    call = await scenario.prepare(world)
+    await world.pass_time(scenario.seconds_later)
+    await (world.chill() if scenario.is_first else world.warm())
+    return call
+
+
+async def undisturbed(world: World, scenario: Scenario) -> Course:
+    # Once before, so that the driver knows the types when it is recorded.
+    await (await prepared(world, scenario))(world.store, False)
+    call = await prepared(world, scenario)
+    before = await world.state()
+    with world.proxy.recording() as recording:
+        told = await call(world.store, False)
+    assert not await world.misplaced()
+    return Course(recording.points(scenario.about), before, await world.state(), told)
+
+
+async def cut_at(world: World, scenario: Scenario, course: Course, point: Point) -> None:
+    call = await prepared(world, scenario)
+    rule = world.proxy.at(point, Effect.CUT)
+    told: Any = StoreUnavailable
+    with suppress(StoreUnavailable):
+        async with asyncio.timeout(DEADLINE):
+            told = await call(world.store, False)
+    world.proxy.drop(rule)
+    assert rule.reached.is_set(), "the call went another way than before"
+    for connection in rule.connections:
+        await world.gone(connection.backend_pid)
+
+    await check_all_or_nothing(world, scenario, course, told)
+    await check_repeated(world, scenario, course, call)
+
+
+async def check_all_or_nothing(world: World, scenario: Scenario, course: Course, told: Any) -> None:
+    assert not await world.misplaced()
+    state = await world.state()
+    if told is not StoreUnavailable:
+        assert told == course.told
+        assert state == course.after
+    elif not scenario.in_steps:
+        assert state in (course.before, course.after)
+
+
+async def check_repeated(world: World, scenario: Scenario, course: Course, call: Call) -> None:
+    was_done = await world.state() == course.after
+    is_other = scenario.if_done is ANYTHING or (was_done and scenario.if_done is not SAME)
+    expected = scenario.if_done if is_other else course.told
+    async with asyncio.timeout(DEADLINE):
+        try:
+            told = await call(world.store, True)
+        except Exception as error:
+            if type(error) is not expected:
+                raise
+            told = type(error)
+    assert expected is ANYTHING or told == expected
+    assert await world.state() == course.after
+    assert not await world.misplaced()
