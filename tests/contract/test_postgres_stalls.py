@@ -12,7 +12,8 @@ import pytest
 
 from windlass.model.errors import StoreUnavailable
 from windlass.service import first_of
-from windlass.store.postgres import leading, statements
+from windlass.store.postgres import connection as connection_module
+from windlass.store.postgres import statements
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
@@ -69,12 +70,12 @@ async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
         return connection
 
     reached = asyncio.Event()
-    monkeypatch.setattr(leading, "GIVE_UP_AFTER", 0.1)
-    monkeypatch.setattr(leading, "connect", connect_and_stop)
+    monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.1)
     store = PostgresStore(PostgresOptions(url=database_url))
     await store.open()
     leadership = await store.lead(UUID(int=1), current=None, term=timedelta(minutes=1))
     assert leadership is not None
+    monkeypatch.setattr(connection_module, "connect", connect_and_stop)
     call = asyncio.create_task(store.retain(leadership=leadership))
     try:
         async with asyncio.timeout(10) as limit:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from faults.proxy import Effect, Point
+from faults.messages import COMMIT
+from faults.proxy import Effect, Point, after, before
 from faults.scenarios import ANYTHING, SAME, SCENARIOS, Call, Scenario
 from faults.world import DEADLINE, State, World, world_of
 from windlass.model.errors import StoreUnavailable
 from windlass.store.port import Store
+from windlass.store.postgres import connection as connection_module
+from windlass.store.postgres import statements
 
 # Methods whose breaking is another test's business.
 ELSEWHERE = {
@@ -21,6 +24,12 @@ ELSEWHERE = {
     "beside": "asks nothing of the server",
     "listen": "the tests of the listener",
 }
+# A few of each kind: one statement or several, on a connection of the pool or its own.
+PARTED = [
+    scenario
+    for scenario in SCENARIOS
+    if scenario.name in {"enqueue", "claim", "settle", "pulse_with_patience", "rescue", "retain"}
+]
 
 
 @pytest.fixture
@@ -54,6 +63,33 @@ async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repe
         except BaseException as error:
             error.add_note(f"at {point}")
             raise
+
+
+@pytest.mark.parametrize("point", [before("Parse"), before(COMMIT), after(COMMIT)], ids=str)
+@pytest.mark.parametrize("scenario", PARTED, ids=lambda scenario: scenario.name)
+async def test_who_gives_up_on_a_server_that_is_silent_ends_and_can_ask_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, scenario: Scenario, point: Point
+) -> None:
+    monkeypatch.setattr(statements, "GIVE_UP_AFTER", 0.05)
+    monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.05)
+    course = await undisturbed(world, scenario)
+    call = await prepared(world, scenario)
+    world.proxy.pass_cancellations = False
+    rule = world.proxy.at(point, Effect.HALF_OPEN)
+
+    asking = asyncio.ensure_future(call(world.store, False))
+    async with asyncio.timeout(DEADLINE):
+        await rule.reached.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        await world.store.queues()
+
+    (connection,) = rule.connections
+    connection.cut()  # as the server does, whose keepalives are not answered
+    await world.gone(connection.backend_pid)
+    await check_all_or_nothing(world, scenario, course, StoreUnavailable)
+    await check_repeated(world, scenario, course, call)
 
 
 class Course:

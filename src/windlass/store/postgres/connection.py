@@ -2,8 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -22,6 +22,7 @@ from windlass.model.errors import (
 from windlass.store.postgres.url import address
 
 ISOLATION = "read committed"  # every statement relies on it
+GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
 
 _OURS = {
     "WL001": LeaseLost,
@@ -151,14 +152,52 @@ async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
         return await asyncpg.connect(url, connection_class=_Connection, **_session(pooler))
 
 
-async def check_isolation(url: str, statement: str) -> None:
-    """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
-    connection = await connect(url, pooler=True)
+@asynccontextmanager
+async def connected(url: str, *, pooler: bool) -> AsyncIterator[asyncpg.Connection]:
+    """Lend a connection outside any pool; one whose server is silent at the end is cut off."""
+    connection = await connect(url, pooler=pooler)
     try:
         with translated(url):
-            level, role, database = await connection.fetchrow(statement)
+            yield connection
     finally:
-        await connection.close()
+        with suppress(TimeoutError):
+            await connection.close(timeout=GIVE_UP_AFTER)
+
+
+@asynccontextmanager
+async def transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
+    """Commit what is done within, or roll it back.
+
+    Whoever gives up does not wait for a server that is silent: it rolls back by itself, once it
+    finds that nobody is there.
+    """
+    begun = connection.transaction()
+    await begun.start()
+    try:
+        yield
+    except BaseException:
+        await _roll_back(connection, begun)
+        raise
+    await begun.commit()
+
+
+async def _roll_back(
+    connection: asyncpg.Connection, begun: asyncpg.transaction.Transaction
+) -> None:
+    try:
+        async with asyncio.timeout(GIVE_UP_AFTER):
+            await begun.rollback()
+    except Exception:  # noqa: BLE001 - what was raised before goes on, and is the cause
+        connection.terminate()
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+async def check_isolation(url: str, statement: str) -> None:
+    """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
+    async with connected(url, pooler=True) as connection:
+        level, role, database = await connection.fetchrow(statement)
     if level != ISOLATION:
         raise ConfigurationError(
             f"default_transaction_isolation is '{level}' for role '{role}' in database "

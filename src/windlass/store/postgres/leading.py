@@ -1,16 +1,15 @@
 """Lead on PostgreSQL: elections, and the chores of whoever won."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from uuid import UUID
 
 import asyncpg
 
 from windlass.model.task import Leadership, Rescued, Retained
-from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.connection import connected
 from windlass.store.postgres.operating import OperateVerbs
-from windlass.store.postgres.statements import GIVE_UP_AFTER
 
 RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
 
@@ -82,15 +81,10 @@ class LeadVerbs(OperateVerbs):
         async with self._led(leadership) as connection:
             dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
-        direct = await connect(self._direct, pooler=self._direct_is_pooler)
-        try:
-            with translated(self._direct):
-                partitions, waiting = await self._history.retain(
-                    direct, behind_pooler=self._direct_is_pooler
-                )
-        finally:
-            with suppress(TimeoutError):  # then it is cut off
-                await direct.close(timeout=GIVE_UP_AFTER)
+        async with connected(self._direct, pooler=self._direct_is_pooler) as direct:
+            partitions, waiting = await self._history.retain(
+                direct, behind_pooler=self._direct_is_pooler
+            )
         return Retained(partitions, dead, tuple(waiting))
 
     @asynccontextmanager

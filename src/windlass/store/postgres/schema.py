@@ -6,7 +6,7 @@ from functools import partial
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy
-from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.connection import connected, transaction
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
@@ -29,22 +29,14 @@ class Schema:
 
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
-        connection = await connect(self._url, pooler=self._pooler)
-        try:
-            with translated(self._url):
-                return await self._pending(connection)
-        finally:
-            await connection.close()
+        async with connected(self._url, pooler=self._pooler) as connection:
+            return await self._pending(connection)
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        connection = await connect(self._url, pooler=self._pooler)
-        try:
-            with translated(self._url):
-                self._check_server(connection)
-                return await self._apply(connection)
-        finally:
-            await connection.close()
+        async with connected(self._url, pooler=self._pooler) as connection:
+            self._check_server(connection)
+            return await self._apply(connection)
 
     def script(self, migrations: list[Migration]) -> str:
         """Return SQL that an administrator can run by hand."""
@@ -60,7 +52,7 @@ class Schema:
             return []
         await self._check_name(connection)
         try:
-            async with connection.transaction():
+            async with transaction(connection):
                 await self._lock(connection)
                 await connection.execute(self._sql.statement("create_schema"))
             return [
@@ -76,7 +68,7 @@ class Schema:
 
     async def _apply_one(self, connection: asyncpg.Connection, migration: Migration) -> bool:
         try:
-            async with connection.transaction():
+            async with transaction(connection):
                 await self._lock(connection)
                 # Whoever held the lock before may have applied it meanwhile.
                 if migration.number in await self._applied(connection):

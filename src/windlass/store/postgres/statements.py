@@ -7,10 +7,8 @@ from typing import Any
 import asyncpg
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.connection import translated
+from windlass.store.postgres.connection import GIVE_UP_AFTER, transaction, translated
 from windlass.store.sqlfiles import SqlFiles
-
-GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
 
 
 class Statements:
@@ -39,7 +37,7 @@ class Statements:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.Connection]:
         """Open a transaction for several statements."""
-        async with self._connection() as connection, connection.transaction():
+        async with self._connection() as connection, transaction(connection):
             await connection.execute(self._sql.statement("limit_idling"))
             yield connection
 
