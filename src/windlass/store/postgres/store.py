@@ -21,6 +21,8 @@ from windlass.store.postgres.settling import SettleVerbs
 
 __all__ = ["PostgresOptions", "PostgresStore"]
 
+CLOSE_WITHIN = 5.0  # seconds for the server to take its leave of every connection
+
 
 class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs, Store):
     """Tasks in PostgreSQL. Belongs to the event loop that opened it."""
@@ -58,7 +60,7 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         pool, self._run.pool = self._run.pool, None
         if pool is not None:
             try:
-                await asyncio.wait_for(pool.close(), 5)
+                await asyncio.wait_for(pool.close(), CLOSE_WITHIN)
             except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 pool.terminate()
 
