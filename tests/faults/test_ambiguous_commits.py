@@ -1,0 +1,231 @@
+"""A commit whose answer is lost may have happened: what callers are told, and what comes of it."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+
+from acceptance.quick import QUICK
+from faults.messages import COMMIT
+from faults.proxy import Effect, Point, Proxy, after, before
+from faults.world import DEADLINE, OTHER_WORKER, World, request, world_of
+from windlass import App, StoreUnavailable
+from windlass.model.task import Rescued
+
+Side = Callable[[str, int], Point]
+COUNT = "SELECT count(*) FROM windlass.task"
+ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1, 2"
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with world_of(database_url) as world:
+        yield world
+
+
+@pytest.fixture
+async def watcher(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def proxy(database_url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(database_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def app(proxy: Proxy, database_url: str) -> App:
+    return App(proxy.url(database_url), **QUICK)
+
+
+# Enqueue
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_an_enqueue_without_a_key_says_that_it_may_have_happened(
+    app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
+) -> None:
+    @app.task
+    async def resize(name: str) -> None: ...
+
+    async with app:
+        proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+        with pytest.raises(StoreUnavailable):
+            await resize.enqueue("a.png")
+
+        assert await watcher.fetchval(COUNT) == (1 if side is after else 0)
+        assert (await resize.enqueue("b.png")).created
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_an_enqueue_with_a_key_is_repeated_without_harm(
+    app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
+) -> None:
+    @app.task
+    async def resize(name: str) -> None: ...
+
+    async with app:
+        keyed = resize.options(idempotency_key="a.png")
+        proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+        with pytest.raises(StoreUnavailable):
+            await keyed.enqueue("a.png")
+        handle = await keyed.enqueue("a.png")
+
+        assert handle.created is (side is before)
+        assert (await handle.get()).payload == {"name": "a.png"}
+    assert await watcher.fetchval(COUNT) == 1
+
+
+# Claim
+
+
+async def test_tasks_of_a_claim_whose_answer_was_lost_come_back_and_are_held_by_one(
+    world: World,
+) -> None:
+    ids = await world.add(3)
+    world.proxy.at(after(COMMIT), text="-- claim_tasks")
+    with pytest.raises(StoreUnavailable):
+        await world.store.claim(request())
+    assert (await world.store.claim(request())).claim is None
+    assert (await world.around.claim(request(worker=OTHER_WORKER))).claim is None
+
+    await world.pass_time(60)
+    assert await world.around.rescue(10) == Rescued(claims=1, returned=3)
+    first = await world.store.claim(request(2))
+    second = await world.around.claim(request(worker=OTHER_WORKER))
+
+    assert first.claim is not None
+    assert second.claim is not None
+    granted = [task for claim in (first.claim, second.claim) for task in claim.tasks]
+    assert sorted(task.id for task in granted) == ids
+    assert {task.attempts for task in granted} == {0}
+    assert not await world.misplaced()
+
+
+async def test_a_task_that_became_ready_behind_a_lost_claim_is_found(world: World) -> None:
+    """Where the reader of a lane stands is not known after a claim that was lost."""
+    await world.add(2)
+    await world.store.claim(request())
+    late = await world.add(1)
+    world.proxy.at(before(COMMIT), text="-- claim_tasks")
+    with pytest.raises(StoreUnavailable):
+        await world.store.claim(request())
+
+    answer = await world.store.claim(request())
+
+    assert answer.claim is not None
+    assert [task.id for task in answer.claim.tasks] == late
+
+
+async def test_a_worker_runs_what_a_lost_claim_held_exactly_once(
+    app: App, proxy: Proxy, watcher: asyncpg.Connection
+) -> None:
+    runs: Counter[int] = Counter()
+
+    @app.task
+    async def count_up(number: int) -> None:
+        runs[number] += 1
+
+    async with app:
+        handles = await app.enqueue_many([count_up.call(number) for number in range(5)])
+        rule = proxy.at(after(COMMIT), text="-- claim_tasks")
+        async with app.worker():
+            await asyncio.gather(*(handle.result(DEADLINE) for handle in handles))
+
+    assert rule.reached.is_set()
+    assert runs == Counter(range(5))
+    assert [tuple(row) for row in await watcher.fetch(ENDS)] == [("completed", 1, 5)]
+
+
+# Extend
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_a_lease_whose_extension_was_not_answered_is_kept(
+    app: App, proxy: Proxy, caplog: pytest.LogCaptureFixture, side: Side
+) -> None:
+    finish = asyncio.Event()
+
+    @app.task
+    async def wait() -> str:
+        await finish.wait()
+        return "done"
+
+    async with app, app.worker():
+        handle = await wait.enqueue()
+        cut = proxy.at(side(COMMIT, 1), text="-- pulse")
+        async with asyncio.timeout(DEADLINE):
+            await cut.reached.wait()
+            # Two more: the second is asked for once the first was answered.
+            seen = proxy.at(after(COMMIT, 2), Effect.DELAY, text="-- pulse")
+            await seen.reached.wait()
+        finish.set()
+
+        assert await handle.result(DEADLINE) == "done"
+        assert (await handle.get()).attempts == 1
+    assert warnings(caplog) == {"store.unavailable"}
+    assert "doing=heartbeat" in caplog.text
+
+
+# Settle
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_a_worker_whose_settlement_was_not_answered_completes_each_task_once(
+    app: App,
+    proxy: Proxy,
+    watcher: asyncpg.Connection,
+    caplog: pytest.LogCaptureFixture,
+    side: Side,
+) -> None:
+    runs: Counter[int] = Counter()
+
+    @app.task
+    async def count_up(number: int) -> int:
+        runs[number] += 1
+        return number
+
+    async with app:
+        handles = await app.enqueue_many([count_up.call(number) for number in range(50)])
+        for number in (1, 2):
+            proxy.at(side(COMMIT, number), text="-- settle_tasks")
+        async with app.worker():
+            results = await asyncio.gather(*(handle.result(DEADLINE) for handle in handles))
+
+    assert results == list(range(50))
+    assert runs == Counter(range(50))
+    assert [tuple(row) for row in await watcher.fetch(ENDS)] == [("completed", 1, 50)]
+    assert warnings(caplog) == {"store.unavailable"}
+    assert caplog.text.count("doing=settle") == 2
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_an_attempt_whose_failure_was_not_answered_counts_once(
+    app: App, proxy: Proxy, side: Side
+) -> None:
+    @app.task
+    async def fail() -> None:
+        raise ValueError("no such image")
+
+    async with app:
+        handle = await fail.enqueue()
+        proxy.at(side(COMMIT, 1), text="-- settle_tasks")
+        async with app.worker(), asyncio.timeout(DEADLINE):
+            while not (record := await handle.get()).errors:
+                await asyncio.sleep(0.01)
+
+    assert record.attempts == 1
+    assert len(record.errors) == 1
+    assert record.generation == 2
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """The events that a worker warned of."""
+    said = [one for one in caplog.records if one.name == "windlass"]
+    return {one.message.split()[0] for one in said if one.levelno >= logging.WARNING}
