@@ -321,6 +321,11 @@ async def queues(world: World) -> Call:
     return lambda store, again: store.queues()
 
 
+@scenario("now")
+async def now(world: World) -> Call:
+    return lambda store, again: store.now()
+
+
 @scenario("workers")
 async def workers(world: World) -> Call:
     await world.around.register(worker_info(), lease=LEASE)

@@ -47,39 +47,43 @@ def app(proxy: Proxy, database_url: str) -> App:
 # Enqueue
 
 
+@pytest.mark.parametrize("key", [None, "a.png"])
 @pytest.mark.parametrize("side", [before, after])
-async def test_an_enqueue_without_a_key_says_that_it_may_have_happened(
+async def test_an_enqueue_whose_answer_was_lost_is_repeated_and_written_once(
+    app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side, key: str | None
+) -> None:
+    @app.task
+    async def resize(name: str) -> None: ...
+
+    async with app:
+        rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+        handle = await resize.options(idempotency_key=key).enqueue("a.png")
+
+        assert rule.reached.is_set()
+        assert handle.created
+        assert (await handle.get()).payload == {"name": "a.png"}
+    assert await watcher.fetchval(COUNT) == 1
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_an_enqueue_that_is_cut_again_and_again_says_so_and_is_written_once_at_most(
     app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
 ) -> None:
     @app.task
     async def resize(name: str) -> None: ...
 
     async with app:
-        proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
-        with pytest.raises(StoreUnavailable):
-            await resize.enqueue("a.png")
-
-        assert await watcher.fetchval(COUNT) == (1 if side is after else 0)
-        assert (await resize.enqueue("b.png")).created
-
-
-@pytest.mark.parametrize("side", [before, after])
-async def test_an_enqueue_with_a_key_is_repeated_without_harm(
-    app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
-) -> None:
-    @app.task
-    async def resize(name: str) -> None: ...
-
-    async with app:
+        rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks", times=None)
         keyed = resize.options(idempotency_key="a.png")
-        proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
-        with pytest.raises(StoreUnavailable):
-            await keyed.enqueue("a.png")
+        for enqueue in (resize.enqueue, keyed.enqueue):
+            with pytest.raises(StoreUnavailable):
+                await enqueue("a.png")
+        assert await watcher.fetchval(COUNT) == (2 if side is after else 0)
+        proxy.drop(rule)
         handle = await keyed.enqueue("a.png")
 
         assert handle.created is (side is before)
-        assert (await handle.get()).payload == {"name": "a.png"}
-    assert await watcher.fetchval(COUNT) == 1
+    assert await watcher.fetchval(COUNT) == (2 if side is after else 1)
 
 
 # Claim

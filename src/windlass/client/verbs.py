@@ -1,6 +1,7 @@
 """What is done with tasks, and the handle that a caller keeps of one."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -15,6 +16,7 @@ from windlass.model.errors import (
     ConfigurationError,
     IdempotencyConflict,
     PayloadError,
+    StoreBusy,
     StoreUnavailable,
     TaskCancelled,
     TaskFailed,
@@ -25,16 +27,20 @@ from windlass.model.task import (
     Ended,
     Enqueued,
     Fence,
+    NewTask,
     TaskRecord,
     TaskState,
     TypeDefaults,
 )
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
+from windlass.service import backoff
 from windlass.store.port import EnqueueStore, OperateStore, ReadStore
 
 T = TypeVar("T")
 
 FIRST_ANSWER_WITHIN = 1.0  # seconds, of the store that is asked for a result
+REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
+REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
 
 class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
@@ -65,7 +71,7 @@ class Client:
         detached = {checked_flag("detached", call.options.detached) for call in calls}
         fence = None if detached == {True} else self._fence()
         try:
-            return await self._store.enqueue(tasks, fence=fence)
+            return await self._add(tasks, fence)
         except IdempotencyConflict as conflict:
             if len(calls) == 1:
                 raise
@@ -85,7 +91,22 @@ class Client:
             defaults = await self._store.type_defaults(name) or TypeDefaults(name)
             text = check_plain(name, payload, max_bytes=limit)
         fence = None if checked_flag("detached", options.detached) else self._fence()
-        return (await self._store.enqueue([options.new_task(defaults, text)], fence=fence))[0]
+        return (await self._add([options.new_task(defaults, text)], fence))[0]
+
+    async def _add(self, tasks: Sequence[NewTask], fence: Fence | None) -> list[Enqueued]:
+        """Write tasks; if the connection broke, again: by their ids none is written twice."""
+        repeat_until = time.monotonic() + REPEAT_WITHIN
+        failures = 0
+        while True:
+            try:
+                return await self._store.enqueue(tasks, fence=fence, repeated=failures > 0)
+            except StoreBusy:
+                raise
+            except StoreUnavailable:
+                failures += 1
+                if failures > REPEAT_AT_MOST or time.monotonic() > repeat_until:
+                    raise
+                await asyncio.sleep(backoff(failures, longest=REPEAT_WITHIN))
 
     def _fence(self) -> Fence | None:
         """The fence of the handler that calls, if it is one of this application's."""
