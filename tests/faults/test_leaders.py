@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from faults.proxy import Effect, Proxy, before
 from windlass.maintenance.chores import Chore
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import NotLeader, StoreUnavailable
@@ -165,3 +166,47 @@ async def test_the_write_of_a_leader_that_was_deposed_meanwhile_changes_nothing(
 
     assert await watcher.fetchval("SELECT count(*) FROM windlass.scheduled") == 1
     assert await new.promote(10, leadership=Leadership(CANDIDATES[1], held.term + 1)) == 1
+
+
+@pytest.mark.parametrize("statement", ["-- assert_leader", "-- promote_due"])
+async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_changes_nothing(
+    stores: list[PostgresStore],
+    watcher: asyncpg.Connection,
+    database_url: str,
+    caplog: pytest.LogCaptureFixture,
+    statement: str,
+) -> None:
+    """Its statement is held up on the way, before or after the seat was locked for it."""
+    term, stop = timedelta(seconds=0.9), Stop()
+    await stores[0].enqueue([NewTask(id=UUID(int=7), type="resize", payload="{}", delay=3600)])
+    await watcher.execute("UPDATE windlass.scheduled SET due = clock_timestamp()")
+    async with Proxy(database_url, pass_cancellations=False) as proxy:
+        cut_off = PostgresStore(PostgresOptions(url=proxy.url(database_url), auto_migrate=False))
+        await cut_off.open()
+
+        async def promote(leadership: Leadership) -> bool:
+            return await cut_off.promote(10, leadership=leadership) > 0
+
+        stalled = proxy.at(before("Bind"), Effect.STALL, text=statement)
+        leader = Leader(
+            store=cut_off, candidate=CANDIDATES[0], term=term, chores=[Chore("x", 0.01, promote)]
+        )
+        leading = asyncio.create_task(leader.run(stop))
+        async with asyncio.timeout(DEADLINE):
+            await stalled.reached.wait()
+            proxy.pause()
+            won = None
+            while won is None:
+                won = await stores[1].lead(CANDIDATES[1], current=None, term=TERM)
+            stalled.release()
+            proxy.resume()
+            while leader._held is not None:  # it hears that it was deposed
+                await asyncio.sleep(0.02)
+        stop.set()
+        await leading
+        await cut_off.close()
+
+    assert won.term == 2
+    assert await watcher.fetchval("SELECT count(*) FROM windlass.scheduled") == 1
+    assert await stores[1].promote(10, leadership=won) == 1
+    assert "chore.failed" not in caplog.text

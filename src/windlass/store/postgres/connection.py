@@ -35,6 +35,7 @@ _UNAVAILABLE_CLASSES = ("28", "3D", "53", "57", "58", "XX")
 _UNAVAILABLE_CODES = {
     "25006",  # a standby that takes no writes
     "25P03",  # the server gave up on an idle transaction
+    "25P04",  # or on one that took too long
     "40001",
     "40P01",
 }
@@ -139,8 +140,9 @@ def _session(pooler: bool) -> dict[str, Any]:
         "default_transaction_isolation": ISOLATION,
         "idle_in_transaction_session_timeout": "60s",
         "jit": "off",  # compiling a plan costs more than running any of ours
-        "tcp_keepalives_idle": "30",
-        "tcp_keepalives_interval": "10",
+        # A client that is gone without a word is noticed within half a minute.
+        "tcp_keepalives_idle": "15",
+        "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "3",
     }
     return {"server_settings": settings}
