@@ -1,10 +1,16 @@
-"""The one shape of a background loop: it runs until it is asked to stop."""
+"""The one shape of a background loop: it runs until it is asked to stop, and waits for no one."""
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any, cast
+
+from windlass.model.errors import StoreUnavailable
+
+SHORTEST_PATIENCE = 5.0  # seconds: a busy server must be able to answer within the shortest lease
+LONGEST_PATIENCE = 30.0
 
 
 class Stop:
@@ -31,6 +37,24 @@ class Stop:
 def backoff(failures: int, *, longest: float) -> float:
     """Seconds to wait after so many failures in a row: longer each time, and never all at once."""
     return min(0.1 * 2.0 ** min(failures, 10), longest) * random.uniform(0.5, 1.0)  # noqa: S311
+
+
+def patience(lease: timedelta) -> float:
+    """How many seconds a loop waits for an answer of the store: what it did is needed by then."""
+    return min(max(lease.total_seconds(), SHORTEST_PATIENCE), LONGEST_PATIENCE)
+
+
+@asynccontextmanager
+async def answered_within(seconds: float) -> AsyncIterator[None]:
+    """Take a store that is silent for one that cannot be reached.
+
+    A connection on which nothing passes any more fails nobody who waits, and they would for ever.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise StoreUnavailable(f"the store gave no answer within {seconds:g} s") from error
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

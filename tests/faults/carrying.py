@@ -83,6 +83,12 @@ class Connection:
         """Swallow everything from now on, in both directions."""
         self._passes = False
 
+    def leave_server(self) -> None:
+        """Let the server find that nobody is there, and tell the client nothing."""
+        self._passes = False
+        if self._server is not None:
+            _abort(self._server[1])
+
     async def run(self) -> None:
         """Carry messages until one side ends or the connection is cut."""
         pumps: list[asyncio.Task[None]] = []
@@ -144,10 +150,7 @@ class Connection:
 
     def _abort(self) -> None:
         for side in filter(None, (self._client, self._server)):
-            wire = side[1].get_extra_info("socket")
-            if wire is not None and wire.family != socket.AF_UNIX and wire.fileno() >= 0:
-                wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
-            side[1].transport.abort()
+            _abort(side[1])
 
     # To the server
 
@@ -221,3 +224,10 @@ class Connection:
         await self._proxy.flowing()
         if self._passes:
             to.write(data)
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    wire = writer.get_extra_info("socket")
+    if wire is not None and wire.family != socket.AF_UNIX and wire.fileno() >= 0:
+        wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
+    writer.transport.abort()

@@ -9,6 +9,7 @@ from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Outcome, Settlement
 from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
+from windlass.service import LONGEST_PATIENCE, answered_within
 from windlass.store.port import SettleStore
 from windlass.telemetry import emit
 
@@ -28,8 +29,15 @@ class Done(NamedTuple):
 class Committer:
     """Writes whatever ended while the previous commit was under way. There is no timer."""
 
-    def __init__(self, *, store: SettleStore, settled: Callable[[Sequence[Done]], None]) -> None:
+    def __init__(
+        self,
+        *,
+        store: SettleStore,
+        settled: Callable[[Sequence[Done]], None],
+        patience: float = LONGEST_PATIENCE,
+    ) -> None:
         self._store = store
+        self._patience = patience  # seconds, for an answer of the store
         self._settled = settled
         self._waiting: list[Done] = []
         self._arrived = asyncio.Event()
@@ -70,7 +78,8 @@ class Committer:
         backoff = SHORTEST_BACKOFF
         while True:
             try:
-                answers = await self._store.settle([done.settlement for done in batch])
+                async with answered_within(self._patience):
+                    answers = await self._store.settle([done.settlement for done in batch])
             except StoreBusy as error:
                 emit("settlement.delayed", tasks=len(batch), error=error)
                 batch = await self._without_held(batch)
@@ -91,7 +100,8 @@ class Committer:
     async def _without_held(self, batch: Sequence[Done]) -> Sequence[Done]:
         """Set aside what somebody's transaction holds, however long it may; return the others."""
         try:
-            held = await self._store.held([done.settlement for done in batch])
+            async with answered_within(self._patience):
+                held = await self._store.held([done.settlement for done in batch])
         except StoreUnavailable:
             return batch  # told when it is tried again
         if aside := [done for done, is_held in zip(batch, held, strict=True) if is_held]:

@@ -11,7 +11,7 @@ from uuid import UUID
 from windlass.model.errors import StoreUnavailable
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
-from windlass.service import Stop, backoff, first_of
+from windlass.service import Stop, answered_within, backoff, first_of, patience
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit
 
@@ -66,6 +66,7 @@ class Fetcher:
         self._store = store
         self._room = room
         self._request = request
+        self._patience = patience(request.lease)
         self._poll = poll.total_seconds()
         self._is_leader = is_leader
         self._went_idle = went_idle
@@ -149,18 +150,17 @@ class Fetcher:
     async def _claim(self, size: int, *, alone: bool = False) -> tuple[ClaimAnswer, float]:
         request = self._request
         asked_at = time.monotonic()
-        answer = await self._store.claim(
-            ClaimRequest(
-                request.worker_id,
-                request.types,
-                size,
-                request.lease,
-                request.ageing,
-                request.queues,
-                alone,
-            )
+        asked = ClaimRequest(
+            request.worker_id,
+            request.types,
+            size,
+            request.lease,
+            request.ageing,
+            request.queues,
+            alone,
         )
-        return answer, asked_at
+        async with answered_within(self._patience):
+            return await self._store.claim(asked), asked_at
 
     async def _claim_alone(self, stop: Stop) -> None:
         """Run a suspect with nothing beside it, so that if it kills the worker it is found out.
@@ -185,14 +185,19 @@ class Fetcher:
         if due_at is None or time.monotonic() < due_at + (0 if self._is_leader() else LATE):
             return False
         self._due_at = None  # until the next claim says more
-        return await self._store.promote(PROMOTE_BATCH, just_due=True) > 0
+        return await self._promote() > 0
 
     async def promote_while_busy(self) -> None:
         """Do it also while no slot is free, and so no claim says what is due."""
         if self._room.wanted() < 1 and time.monotonic() - self._turned_at > BUSY_AFTER:
-            await self._store.promote(PROMOTE_BATCH, just_due=True)
+            await self._promote()
+
+    async def _promote(self) -> int:
+        async with answered_within(self._patience):
+            return await self._store.promote(PROMOTE_BATCH, just_due=True)
 
     async def _set_idle(self, idle: bool) -> None:
         if idle != self._idle:
-            await self._store.set_idle(self.worker_id, idle)
+            async with answered_within(self._patience):
+                await self._store.set_idle(self.worker_id, idle)
             self._idle = idle

@@ -6,7 +6,7 @@ from contextlib import suppress
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Started
 from windlass.runtime.job import Halt, Job
-from windlass.service import Stop
+from windlass.service import LONGEST_PATIENCE, Stop, answered_within
 from windlass.store.port import ClaimStore
 from windlass.telemetry import emit
 
@@ -23,8 +23,10 @@ class Reporter:
         long_running: Callable[[], Sequence[Job]],
         lost: Callable[[Job], None],
         beside: Callable[[], Awaitable[None]],
+        patience: float = LONGEST_PATIENCE,
     ) -> None:
         self._store = store
+        self._patience = patience  # seconds, for an answer of the store
         self._beside = beside  # what else is to be done at this pace
         self._long_running = long_running
         self._lost = lost
@@ -52,7 +54,9 @@ class Reporter:
 
     async def _pass_on_cancellations(self, jobs: Sequence[Job]) -> None:
         if jobs:
-            requested = await self._store.requested_cancellations([job.task.id for job in jobs])
+            ids = [job.task.id for job in jobs]
+            async with answered_within(self._patience):
+                requested = await self._store.requested_cancellations(ids)
             for job in jobs:
                 if job.task.id in requested and job.halt is None:
                     job.stop(Halt.CANCELLED, requested[job.task.id])
@@ -67,7 +71,8 @@ class Reporter:
             Started(job.claim.token, job.task.id, job.task.generation, job.started_after or 0.0)
             for job in jobs
         ]
-        lost = await self._store.start(started)
+        async with answered_within(self._patience):
+            lost = await self._store.start(started)
         for job in jobs:
             job.report_confirmed = True
             if job.task.id in lost:

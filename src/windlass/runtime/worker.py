@@ -20,7 +20,7 @@ from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
-from windlass.service import Stop, backoff, first_of, stop_task
+from windlass.service import Stop, answered_within, backoff, first_of, patience, stop_task
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import counted, emit
@@ -98,7 +98,9 @@ class Worker:
             buffer_bytes=options.buffer_bytes,
             buffer_seconds=options.buffer_seconds,
         )
-        self._committer = Committer(store=store, settled=self._slots.settled)
+        self._committer = Committer(
+            store=store, settled=self._slots.settled, patience=patience(self._lease)
+        )
         self._idle_seen = asyncio.Event()
         self._fetcher = Fetcher(
             store=store,
@@ -120,6 +122,7 @@ class Worker:
             long_running=self._slots.long_running,
             lost=self._slots.job_lost,
             beside=self._fetcher.promote_while_busy,
+            patience=patience(self._lease),
         )
         self._loop_watch = LoopWatch(self._slots.running)
         self._stopping = Stop()
@@ -276,9 +279,17 @@ class Worker:
                 return
             self._idle_seen.clear()
             await first_of(self._idle_seen.wait(), self._stopping.wait())
-            info = self._options.info
-            if not self._slots.busy() and not await self._store.has_work(info.types, info.queues):
+            if not self._slots.busy() and not await self._has_work():
                 return
+
+    async def _has_work(self) -> bool:
+        info = self._options.info
+        try:
+            async with answered_within(patience(self._lease)):
+                return await self._store.has_work(info.types, info.queues)
+        except StoreUnavailable as error:
+            emit("store.unavailable", doing="look", error=error)
+            return True  # for all that is known
 
     async def _finish_or_release(self, fetching: asyncio.Task[None]) -> None:
         """Give back what has not begun, wait for what has, and at the deadline give it back too."""
