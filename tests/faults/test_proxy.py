@@ -3,8 +3,9 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import asyncpg
 import pytest
@@ -202,6 +203,25 @@ async def test_connections_are_cut_at_any_moment_and_new_ones_refused(
     connection.terminate()
 
 
+async def test_a_server_on_tcp_is_reached_and_cut_off_as_well(
+    around: asyncpg.Connection, empty_database_url: str
+) -> None:
+    async with Proxy(empty_database_url) as relay, tcp_before(relay) as port:
+        parts = urlsplit(relay.url(empty_database_url))
+        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        query |= {"host": "127.0.0.1", "port": str(port)}
+        url = f"postgresql://{parts.netloc}{parts.path}?{urlencode(query)}"
+        async with Proxy(url) as proxy:
+            connection = await asyncpg.connect(proxy.url(url))
+            await connection.execute(INSERT, 1)
+            proxy.at(before(COMMIT))
+            with pytest.raises(BROKEN):
+                await connection.execute(INSERT, 2)
+            await gone(around, connection.get_server_pid())
+
+    assert await notes(around) == [1]
+
+
 async def test_nothing_is_left_behind(around: asyncpg.Connection, empty_database_url: str) -> None:
     tasks = asyncio.all_tasks()
     async with Proxy(empty_database_url) as proxy:
@@ -222,6 +242,14 @@ async def test_nothing_is_left_behind(around: asyncpg.Connection, empty_database
         await gone(around, pid)
     for connection in connections:
         connection.terminate()
+
+
+@asynccontextmanager
+async def tcp_before(proxy: Proxy) -> AsyncIterator[int]:
+    """Let a proxy listen on a port of the loopback too, so that it is a server on TCP."""
+    server = await asyncio.start_server(proxy._accept, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
 
 
 async def is_there(around: asyncpg.Connection, pid: int | None) -> bool:
