@@ -12,6 +12,7 @@ from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
 from faults.world import DEADLINE
 from windlass import App, TaskCancelled, service
+from windlass.client import results
 from windlass.store.postgres import connection, statements
 
 SETTINGS: dict[str, Any] = {"lease": 4, "heartbeat": 0.5, "sweep": 0.2, "leader_term": 1.5}
@@ -87,6 +88,25 @@ async def test_a_handler_hears_of_its_cancellation_although_a_connection_fell_si
         assert await handle.cancel("no more")
         with pytest.raises(TaskCancelled, match="no more"):
             await handle.result()
+
+
+async def test_a_result_is_heard_of_although_a_connection_fell_silent(
+    app: App, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "LONGEST_PATIENCE", 0.5)
+
+    @app.task
+    async def one() -> str:
+        return "done"
+
+    async with app, asyncio.timeout(DEADLINE):
+        handle = await one.enqueue()
+        rule = proxy.at(after(COMMIT), Effect.HALF_OPEN, text="-- read_ended")
+        waiting = asyncio.create_task(handle.result())
+        await rule.reached.wait()
+        async with app.worker():
+            assert await waiting == "done"
+            assert await (await one.enqueue()).result() == "done"
 
 
 async def test_a_heart_that_met_a_silent_server_as_it_began_beats_in_time(

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable, TaskNotFound
 from windlass.model.task import Ended
+from windlass.service import LONGEST_PATIENCE, answered_within
 from windlass.store.port import ReadStore
 
 FIRST_LOOK = 0.02  # seconds until the first look for a result; the pause grows from there
@@ -67,7 +68,9 @@ class ResultWaiter:
             self._new.clear()
             self._came.clear()
             try:
-                ended, unknown = await self._store.ended(asked)
+                # One look is for all: a connection that is silent must not keep it.
+                async with answered_within(LONGEST_PATIENCE):
+                    ended, unknown = await self._store.ended(asked)
             except StoreUnavailable:
                 ended, unknown = [], []  # looking again does no harm; who waits says for how long
             except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
