@@ -174,21 +174,21 @@ async def transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
     finds that nobody is there.
     """
     begun = connection.transaction()
-    await begun.start()
+    await begun.__aenter__()
     try:
         yield
-    except BaseException:
-        await _roll_back(connection, begun)
+    except BaseException as error:
+        await _roll_back(connection, begun, error)
         raise
-    await begun.commit()
+    await begun.__aexit__(None, None, None)
 
 
 async def _roll_back(
-    connection: asyncpg.Connection, begun: asyncpg.transaction.Transaction
+    connection: asyncpg.Connection, begun: asyncpg.transaction.Transaction, why: BaseException
 ) -> None:
     try:
         async with asyncio.timeout(GIVE_UP_AFTER):
-            await begun.rollback()
+            await begun.__aexit__(type(why), why, why.__traceback__)
     except Exception:  # noqa: BLE001 - what was raised before goes on, and is the cause
         connection.terminate()
     except BaseException:
