@@ -133,6 +133,22 @@ async def test_a_heart_that_met_a_silent_server_as_it_began_beats_in_time(
     assert "lease.lost" not in caplog.text
 
 
+@pytest.mark.parametrize("effect", [Effect.CUT, Effect.HALF_OPEN])
+@pytest.mark.parametrize("statement", ["register_types", "register_worker"])
+async def test_a_worker_that_meets_an_outage_as_it_starts_starts_later(
+    app: App, proxy: Proxy, statement: str, effect: Effect
+) -> None:
+    @app.task
+    async def one() -> str:
+        return "done"
+
+    async with app, asyncio.timeout(DEADLINE):
+        rule = proxy.at(after(COMMIT), effect, text=f"-- {statement}")
+        async with app.worker():
+            assert rule.reached.is_set()
+            assert await (await one.enqueue()).result() == "done"
+
+
 async def test_a_worker_that_runs_until_it_is_idle_outlives_a_cut(app: App, proxy: Proxy) -> None:
     @app.task
     async def one() -> str:

@@ -236,8 +236,9 @@ class Worker:
         failures = 0
         while True:
             try:
-                await self._store.register_types([one.defaults for one in self._registry])
-                await self._store.register(self._options.info, lease=self._lease)
+                async with answered_within(patience(self._lease)):
+                    await self._store.register_types([one.defaults for one in self._registry])
+                    await self._store.register(self._options.info, lease=self._lease)
             except StoreUnavailable as error:
                 failures += 1
                 emit("store.unavailable", doing="start", error=error)
