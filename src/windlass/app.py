@@ -36,12 +36,8 @@ from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
-from windlass.store.postgres.embedded import (
-    HOW_TO_INSTALL,
-    EmbeddedServer,
-    find_directory,
-    is_installed,
-)
+from windlass.store.postgres.embedded import HOW_TO_INSTALL, is_installed
+from windlass.store.postgres.embedded_share import SharedServer
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.postgres.url import SCHEMES, checked_url
@@ -79,7 +75,7 @@ class App(TaskSet):
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._pid = os.getpid()
         self._memory = MemoryStore(retention=self._retention())
-        self._server: EmbeddedServer | None = None
+        self._server = self._new_server()
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
 
@@ -279,14 +275,16 @@ class App(TaskSet):
 
     async def close(self) -> None:
         """Give back what this event loop holds; a later call opens it again."""
-        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        loop = asyncio.get_running_loop()
+        opened = self._opened.pop(loop, None)
         if opened is not None:
             await opened.client.close()
             await opened.store.close()
         self._forget_closed_loops()
-        if not self._opened and self._server is not None:
-            server, self._server = self._server, None
-            await asyncio.to_thread(server.release)
+        # Somebody may have begun to open it again meanwhile.
+        is_wanted = loop in self._opened or (loop in self._opening and self._opening[loop].locked())
+        if self._server is not None and not is_wanted:
+            await self._server.leave()
 
     async def client(self) -> Client:
         """Return the client of the running event loop, opening it if need be."""
@@ -298,6 +296,7 @@ class App(TaskSet):
 
     async def schema(self) -> Schema:
         """Return the schema of the database, without opening or migrating it."""
+        self._forget_parent()
         store = self._new_store(await self._database_url())
         if not isinstance(store, PostgresStore):
             raise ConfigurationError(f"{self.url} has no schema to migrate; give a PostgreSQL URL")
@@ -308,12 +307,7 @@ class App(TaskSet):
         return self._portal.call(name, call)
 
     async def _open(self) -> _Opened:
-        if self._pid != os.getpid():
-            # After a fork nothing that was open is ours: forget it, and open anew.
-            self._pid = os.getpid()
-            self._opened.clear()
-            self._opening.clear()
-            self._server = None
+        self._forget_parent()
         loop = asyncio.get_running_loop()
         opened = self._opened.get(loop)
         if opened is not None:
@@ -335,6 +329,14 @@ class App(TaskSet):
                 self._opened[loop] = opened
         return opened
 
+    def _forget_parent(self) -> None:
+        """After a fork nothing that was open is ours."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._opened.clear()
+            self._opening.clear()
+            self._server = self._new_server()
+
     def _forget_closed_loops(self) -> None:
         for loop in {**self._opened, **self._opening}:  # a copy: other threads may add theirs
             if loop.is_closed():
@@ -342,15 +344,18 @@ class App(TaskSet):
                 self._opening.pop(loop, None)
 
     async def _database_url(self) -> str:
-        if not self.url.startswith("embedded:"):
-            return self.url
-        if self._server is None:
-            given = self.url.removeprefix("embedded:")
-            directory = Path(given) if given else find_directory(Path.cwd())
-            self._server = await asyncio.to_thread(EmbeddedServer.acquire, directory)
+        return self.url if self._server is None else await self._server.join()
+
+    def _new_server(self) -> SharedServer | None:
+        scheme, _, given = self.url.partition(":")
+        if scheme != "embedded":
+            return None
+
+        def tell(directory: Path) -> None:
             # Where the data lies depends on the working directory, so it is said.
             print(f"windlass: embedded PostgreSQL in {directory}", file=sys.stderr)
-        return self._server.url
+
+        return SharedServer(Path(given) if given else None, found=tell)
 
     def _new_store(self, url: str) -> Store:
         if url == "memory:":
