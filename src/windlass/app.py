@@ -371,6 +371,7 @@ class App(TaskSet):
                 pooler=settings.pooler,
                 patience=timedelta(seconds=min(1.0, settings.lease / 3)),
                 retention=self._retention(),
+                revive=None if self._server is None else self._server.revive,
             )
         )
 

@@ -252,7 +252,7 @@ def test_a_stale_process_id_of_a_living_stranger_is_not_believed(directory: Path
     with subprocess.Popen(["sleep", "600"]) as stranger:
         stale = f"{stranger.pid}\n{directory}/data\n1\n5432\n{sockets}\n\n1 1\nready\n"
         (directory / "data" / "postmaster.pid").write_text(stale)
-        sockets.mkdir(exist_ok=True)
+        sockets.mkdir(mode=0o700, exist_ok=True)
         try:
             (sockets / ".s.PGSQL.5432.lock").write_text(stale)
             server = EmbeddedServer.acquire(directory, settings=FAST)

@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -62,8 +63,8 @@ async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
 ) -> None:
     stopped: list[int] = []
 
-    async def connect_and_stop(url: str, *, pooler: bool) -> asyncpg.Connection:
-        connection = await connect(url, pooler=pooler)
+    async def connect_and_stop(url: str, **options: Any) -> asyncpg.Connection:
+        connection = await connect(url, **options)
         stopped.append(connection.get_server_pid())
         os.kill(stopped[0], signal.SIGSTOP)
         reached.set()

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -21,6 +22,7 @@ from windlass.model.errors import (
 )
 from windlass.store.postgres.url import address
 
+Revive = Callable[[], Awaitable[None]]
 ISOLATION = "read committed"  # every statement relies on it
 GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
 
@@ -148,16 +150,31 @@ def _session(pooler: bool) -> dict[str, Any]:
     return {"server_settings": settings}
 
 
-async def connect(url: str, *, pooler: bool) -> asyncpg.Connection:
+async def connect(url: str, *, pooler: bool, revive: Revive | None = None) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
     with translated(url), _checked(url):
-        return await asyncpg.connect(url, connection_class=_Connection, **_session(pooler))
+        return await _dial(revive, url, connection_class=_Connection, **_session(pooler))
+
+
+async def _dial(revive: Revive | None, *args: Any, **kwargs: Any) -> asyncpg.Connection:
+    """Connect; if nobody answers, let the server be started again and try once more."""
+    try:
+        return await asyncpg.connect(*args, **kwargs)
+    except TimeoutError:  # somebody is there and does not answer
+        raise
+    except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
+        if revive is None:
+            raise
+    await revive()
+    return await asyncpg.connect(*args, **kwargs)
 
 
 @asynccontextmanager
-async def connected(url: str, *, pooler: bool) -> AsyncIterator[asyncpg.Connection]:
+async def connected(
+    url: str, *, pooler: bool, revive: Revive | None = None
+) -> AsyncIterator[asyncpg.Connection]:
     """Lend a connection outside any pool; one whose server is silent at the end is cut off."""
-    connection = await connect(url, pooler=pooler)
+    connection = await connect(url, pooler=pooler, revive=revive)
     try:
         with translated(url):
             yield connection
@@ -209,7 +226,9 @@ async def check_isolation(url: str, statement: str) -> None:
         )
 
 
-async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) -> asyncpg.Pool:
+async def create_pool(
+    url: str, *, size: int, pooler: bool, learn_types: str, revive: Revive | None = None
+) -> asyncpg.Pool:
     """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
 
     async def learn(connection: asyncpg.Connection) -> None:
@@ -227,6 +246,7 @@ async def create_pool(url: str, *, size: int, pooler: bool, learn_types: str) ->
             max_size=size,
             max_inactive_connection_lifetime=0,
             init=learn,
+            connect=partial(_dial, revive),
             reset=_keep_as_it_is,
             **_session(pooler),
         )

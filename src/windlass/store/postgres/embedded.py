@@ -1,5 +1,6 @@
 """A PostgreSQL of our own: binaries from the `embedded` extra, kept alive by those who use it."""
 
+import asyncio
 import atexit
 import contextlib
 import fcntl
@@ -12,11 +13,12 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from windlass.model.errors import ConfigurationError, StoreUnavailable
+from windlass.model.errors import ConfigurationError, StoreUnavailable, WindlassError
 from windlass.store.postgres.embedded_start import (
     HOW_TO_INSTALL,
     SOCKET_NAME,
@@ -25,6 +27,7 @@ from windlass.store.postgres.embedded_start import (
     is_installed,
     start_server,
 )
+from windlass.telemetry import emit
 
 __all__ = ["HOW_TO_INSTALL", "EmbeddedServer", "find_directory", "is_installed"]
 
@@ -32,6 +35,8 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _TURN_SECONDS = 120.0
 _POLL_SECONDS = 0.01
+_SHORTEST_PAUSE = 0.25  # seconds between two attempts to start it again
+_LONGEST_PAUSE = 5.0
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -56,7 +61,7 @@ class EmbeddedServer:
     directory: Path
     url: str
 
-    def __init__(self, place: Place, users: int) -> None:
+    def __init__(self, place: Place, users: int, settings: Mapping[str, str]) -> None:
         host = urllib.parse.quote(str(place.socket_folder), safe="")
         self.directory = place.directory
         # The port is spelled out because PGPORT in the environment would win otherwise.
@@ -65,6 +70,11 @@ class EmbeddedServer:
         self._users: int | None = users
         self._process_id = os.getpid()
         self._releasing = threading.Lock()
+        self._settings = settings
+        self._asking = threading.Lock()
+        self._attempt: Future[str | None] | None = None  # its result: why it failed
+        self._again_at = 0.0  # monotonic
+        self._pause = _SHORTEST_PAUSE
         atexit.register(self.release)
 
     @classmethod
@@ -90,7 +100,7 @@ class EmbeddedServer:
                 except BaseException:
                     _leave(place, users)
                     raise
-                return cls(place, users)
+                return cls(place, users, settings)
         except OSError as error:
             raise ConfigurationError(
                 f"{place}: {error}; make that possible, choose another directory with "
@@ -105,12 +115,68 @@ class EmbeddedServer:
             return
         atexit.unregister(self.release)
         # After a fork the hold is the parent's, and unlocking our copy would end it. Without the
-        # directory there is nothing to lock, and the server ends by itself.
-        if os.getpid() != self._process_id or not self.directory.exists():
+        # directory there is nothing to lock, and the server ends by itself; one that was made in
+        # its place is for its own users to stop.
+        if os.getpid() != self._process_id or not _is_hold(self._place, users):
             os.close(users)
             return
         with _turn(self._place):
             _leave(self._place, users)
+
+    async def revive(self) -> None:
+        """Start the server again if it has ended, for a user who still holds it.
+
+        Whoever asks meanwhile waits for the same attempt, in whatever event loop. After one that
+        failed the next waits a little, and until then its reason is repeated.
+        """
+        with self._asking:
+            attempt = self._attempt
+            if attempt is None or (attempt.done() and time.monotonic() >= self._again_at):
+                attempt = self._attempt = Future()
+                attempt.set_running_or_notify_cancel()  # who stops waiting does not stop it
+                # Not in a pool of threads: it may take a minute, and others wait for those.
+                threading.Thread(
+                    target=self._attempt_start, args=(attempt,), name="windlass-revive", daemon=True
+                ).start()
+        reason = await asyncio.wrap_future(attempt)
+        if reason is not None:
+            raise StoreUnavailable(reason)
+
+    def _attempt_start(self, attempt: Future[str | None]) -> None:
+        reason: str | None = "it could not be started again"
+        try:
+            reason = self._start_again()
+        finally:
+            if reason is None:
+                self._pause, self._again_at = _SHORTEST_PAUSE, 0.0
+            else:
+                self._again_at = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            attempt.set_result(reason)
+
+    def _start_again(self) -> str | None:
+        try:
+            with _turn(self._place):
+                # Looked at in our turn: who leaves has said so before its own.
+                if self._users is None or os.getpid() != self._process_id:
+                    return f"{self._place}: it was closed here; open the app again"
+                if not _is_hold(self._place, self._users):
+                    return f"{self._place}: the directory was replaced; open the app again"
+                if _ensure_running(self._place, self._settings):
+                    emit("server.restarted", directory=self.directory)
+        except OSError as error:
+            return f"{self._place}: it has ended and cannot be started again: {error}"
+        except WindlassError as error:
+            return str(error)
+        return None
+
+
+def _is_hold(place: Place, users: int) -> bool:
+    """Whether this is the lock that users of the directory take now: it may have been replaced."""
+    try:
+        return os.path.samestat(os.fstat(users), (place.directory / "users.lock").stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
@@ -152,13 +218,16 @@ def _is_alive(place: Place) -> bool:
         _unlock(lock)
 
 
-def _ensure_running(place: Place, settings: Mapping[str, str]) -> None:
+def _ensure_running(place: Place, settings: Mapping[str, str]) -> bool:
+    """Return whether it had to be started."""
     # One that is alive may be ready, starting, in recovery or on its way out: time will tell.
-    if not (_is_alive(place) and _becomes_ready(place)):
+    is_running = _is_alive(place) and _becomes_ready(place)
+    if not is_running:
         start_server(place, settings)
         if not _becomes_ready(place):
             raise ConfigurationError(f"{place}: the server ended at its start; {place.log_end()}")
     place.require_private_socket()
+    return not is_running
 
 
 def _becomes_ready(place: Place) -> bool:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.embedded import EmbeddedServer, find_directory
 
 
@@ -27,6 +28,13 @@ class SharedServer:
         loop = asyncio.get_running_loop()
         if loop in self._loops:
             await asyncio.to_thread(self._leave, loop)
+
+    async def revive(self) -> None:
+        """Start the server again if it has ended."""
+        server = self._server
+        if server is None:
+            raise StoreUnavailable("the embedded PostgreSQL was closed here; open the app again")
+        await server.revive()
 
     def _join(self, loop: asyncio.AbstractEventLoop) -> str:
         with self._lock:

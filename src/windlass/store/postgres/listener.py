@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.connection import Revive, connect, translated
 from windlass.store.sqlfiles import SqlFiles
 from windlass.telemetry import emit
 
@@ -19,10 +19,11 @@ REPAIR_AFTER = 1.0  # seconds between two attempts to connect again
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool) -> None:
+    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool, revive: Revive | None) -> None:
         self._url = url
         self._sql = sql
         self._pooler = pooler
+        self._revive = revive
         self._connection: asyncpg.Connection | None = None
 
     @asynccontextmanager
@@ -40,7 +41,9 @@ class Listener:
                 self._connection.terminate()
 
     async def _connect(self, wake: Callable[[], None]) -> None:
-        self._connection = connection = await connect(self._url, pooler=self._pooler)
+        self._connection = connection = await connect(
+            self._url, pooler=self._pooler, revive=self._revive
+        )
 
         def notified(*_: Any) -> None:
             wake()

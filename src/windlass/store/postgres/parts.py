@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.model.task import Retention
+from windlass.store.postgres.connection import Revive
 from windlass.store.postgres.history import History
 from windlass.store.postgres.statements import Statements
 from windlass.store.sqlfiles import SqlFiles
@@ -24,6 +25,7 @@ class PostgresOptions:
     pooler: bool = False  # the URL leads through a pooler in transaction mode
     patience: timedelta = timedelta(seconds=1)  # how long a settlement or a report waits for a lock
     retention: Retention = field(default_factory=Retention)
+    revive: Revive | None = None  # brings up a server of our own that has ended
 
 
 class PostgresParts:
@@ -34,6 +36,7 @@ class PostgresParts:
         self._sql = SqlFiles(PACKAGE, options.schema)
         self._direct = options.direct_url or options.url
         self._direct_is_pooler = options.pooler and options.direct_url is None
+        self._direct_revive = options.revive if options.direct_url is None else None
         self._run = Statements(self._sql, options.url)
         self._history = History(self._sql, self._run, options.retention)
 

@@ -6,7 +6,7 @@ from functools import partial
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy
-from windlass.store.postgres.connection import connected, transaction
+from windlass.store.postgres.connection import Revive, connected, transaction
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
@@ -17,9 +17,10 @@ TELL_AFTER = 5.0  # seconds of waiting for another session that migrates
 class Schema:
     """What the code needs of the database, and what the database has."""
 
-    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool) -> None:
+    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool, revive: Revive | None) -> None:
         self._url = url
         self._pooler = pooler
+        self._revive = revive
         self._sql = sql
 
     @property
@@ -29,12 +30,12 @@ class Schema:
 
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
-        async with connected(self._url, pooler=self._pooler) as connection:
+        async with connected(self._url, pooler=self._pooler, revive=self._revive) as connection:
             return await self._pending(connection)
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        async with connected(self._url, pooler=self._pooler) as connection:
+        async with connected(self._url, pooler=self._pooler, revive=self._revive) as connection:
             self._check_server(connection)
             return await self._apply(connection)
 

@@ -29,7 +29,9 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
-        self._schema = Schema(self._direct, self._sql, pooler=self._direct_is_pooler)
+        self._schema = Schema(
+            self._direct, self._sql, pooler=self._direct_is_pooler, revive=self._direct_revive
+        )
 
     @property
     def schema(self) -> Schema:
@@ -53,6 +55,7 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
             size=self._options.pool_size,
             pooler=self._options.pooler,
             learn_types=self._sql.statement("learn_types"),
+            revive=self._options.revive,
         )
 
     async def close(self) -> None:
@@ -68,5 +71,7 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         return PostgresStore(replace(self._options, pool_size=1, auto_migrate=False))
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        listener = Listener(self._direct, self._sql, pooler=self._direct_is_pooler)
+        listener = Listener(
+            self._direct, self._sql, pooler=self._direct_is_pooler, revive=self._direct_revive
+        )
         return listener.listening(wake)
