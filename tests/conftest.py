@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import os
+import shutil
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -122,3 +123,17 @@ async def postgres_store(database_url: str) -> AsyncIterator[PostgresStore]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def with_data(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Put the data of a server that was started before into a directory: quicker than initdb."""
+    made = tmp_path_factory.mktemp("made") / ".windlass"
+    EmbeddedServer.acquire(made, settings={"fsync": "off"}).release()
+
+    def with_data(directory: Path) -> Path:
+        directory.mkdir(mode=0o700, parents=True)
+        shutil.copytree(made / "data", directory / "data")
+        return directory
+
+    return with_data

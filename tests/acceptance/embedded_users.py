@@ -10,7 +10,9 @@ from typing import Any
 
 import asyncpg
 
+from windlass import App
 from windlass.store.postgres import embedded_start
+from windlass.store.postgres.store import PostgresStore
 
 FAST = {"fsync": "off"}
 SOURCE = Path(embedded_start.__file__).parents[3]
@@ -61,3 +63,12 @@ def wait_until(is_true: Callable[[], object], seconds: float = 60) -> None:
     while not is_true():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.005)
+
+
+async def sessions_gone(app: App) -> None:
+    """Wait until the driver has seen that its sessions ended: the next call opens a new one."""
+    store = await app.store()
+    assert isinstance(store, PostgresStore)
+    assert store._run.pool is not None
+    while store._run.pool.get_size():
+        await asyncio.sleep(0.005)

@@ -20,12 +20,12 @@ from acceptance.embedded_users import (
     postmaster,
     processes_of,
     query,
+    sessions_gone,
     wait_until,
 )
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.embedded import EmbeddedServer, is_installed
-from windlass.store.postgres.store import PostgresStore
 
 pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
@@ -126,15 +126,6 @@ async def enqueue_in_the_end(app: App) -> None:
             assert time.monotonic() < deadline
         else:
             return
-
-
-async def sessions_gone(app: App) -> None:
-    """Wait until the driver has seen that its sessions ended: the next call opens a new one."""
-    store = await app.store()
-    assert isinstance(store, PostgresStore)
-    assert store._run.pool is not None
-    while store._run.pool.get_size():
-        await asyncio.sleep(0.005)
 
 
 def end(directory: Path, request: signal.Signals) -> None:

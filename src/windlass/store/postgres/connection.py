@@ -96,6 +96,8 @@ def _database(url: str | None) -> str:
 def _said(error: asyncpg.PostgresError) -> str:
     # What the driver finds out by itself, as of a broken connection, has a text and no message.
     said = error.message or str(error).partition("\n")[0] or type(error).__name__
+    if isinstance(error, asyncpg.DiskFullError) and "No space left" not in said:
+        said = f"{said}: No space left on device"  # said by the server in a detail only
     return f"{said}; {error.hint}" if error.hint else said
 
 
