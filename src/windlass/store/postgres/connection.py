@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -20,9 +20,9 @@ from windlass.model.errors import (
     StoreUnavailable,
     WrongState,
 )
-from windlass.store.postgres.url import address
+from windlass.store.postgres.dial import Revive, dial
+from windlass.store.postgres.url import address, wanted_session
 
-Revive = Callable[[], Awaitable[None]]
 ISOLATION = "read committed"  # every statement relies on it
 GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
 
@@ -83,14 +83,25 @@ def translated(url: str | None = None) -> Iterator[None]:
         asyncpg.InternalClientError,  # the server ended the session and the driver has not seen it yet
         asyncio.IncompleteReadError,
     ) as error:
-        # A timeout says nothing but its name.
-        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise StoreUnavailable(f"{_database(url)} cannot be reached: {reason}") from error
+        raise StoreUnavailable(f"{_database(url)} {_unreachable(error)}") from error
 
 
 def _database(url: str | None) -> str:
     where = "" if url is None else address(url)
     return f"the database at {where}" if where else "the database"
+
+
+def _unreachable(error: Exception) -> str:
+    if not isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        # A timeout says nothing but its name.
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return f"cannot be reached: {reason}"
+    if "'primary'" not in str(error) and "'read-write'" not in str(error):
+        return f"is not what target_session_attrs of the URL asks for: {error}"
+    return (
+        "takes no writes: it is a standby, or set to read-only; give the URL of the primary or of "
+        "all hosts, or, only to read, add target_session_attrs=any to it"
+    )
 
 
 def _said(error: asyncpg.PostgresError) -> str:
@@ -131,14 +142,15 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _session(pooler: bool) -> dict[str, Any]:
+def _session(url: str, *, pooler: bool) -> dict[str, Any]:
     """What each of our sessions asks of the server.
 
     A pooler in transaction mode hands each transaction to another session, so none may keep
     anything: no setting, no prepared statement.
     """
+    target = wanted_session(url, pooler=pooler)
     if pooler:
-        return {"statement_cache_size": 0}
+        return {"statement_cache_size": 0, "target_session_attrs": target}
     settings = {
         "application_name": "windlass",
         "default_transaction_isolation": ISOLATION,
@@ -149,26 +161,13 @@ def _session(pooler: bool) -> dict[str, Any]:
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "3",
     }
-    return {"server_settings": settings}
+    return {"server_settings": settings, "target_session_attrs": target}
 
 
 async def connect(url: str, *, pooler: bool, revive: Revive | None = None) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
     with translated(url), _checked(url):
-        return await _dial(revive, url, connection_class=_Connection, **_session(pooler))
-
-
-async def _dial(revive: Revive | None, *args: Any, **kwargs: Any) -> asyncpg.Connection:
-    """Connect; if nobody answers, let the server be started again and try once more."""
-    try:
-        return await asyncpg.connect(*args, **kwargs)
-    except TimeoutError:  # somebody is there and does not answer
-        raise
-    except (OSError, asyncpg.CannotConnectNowError, asyncpg.ConnectionDoesNotExistError):
-        if revive is None:
-            raise
-    await revive()
-    return await asyncpg.connect(*args, **kwargs)
+        return await dial(revive, url, connection_class=_Connection, **_session(url, pooler=pooler))
 
 
 @asynccontextmanager
@@ -248,9 +247,9 @@ async def create_pool(
             max_size=size,
             max_inactive_connection_lifetime=0,
             init=learn,
-            connect=partial(_dial, revive),
+            connect=partial(dial, revive),
             reset=_keep_as_it_is,
-            **_session(pooler),
+            **_session(url, pooler=pooler),
         )
 
 

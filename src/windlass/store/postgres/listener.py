@@ -8,7 +8,8 @@ from typing import Any
 import asyncpg
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.connection import Revive, connect, translated
+from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.dial import Revive
 from windlass.store.sqlfiles import SqlFiles
 from windlass.telemetry import emit
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.model.task import Retention
-from windlass.store.postgres.connection import Revive
+from windlass.store.postgres.dial import Revive
 from windlass.store.postgres.history import History
 from windlass.store.postgres.statements import Statements
 from windlass.store.sqlfiles import SqlFiles

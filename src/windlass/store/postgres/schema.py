@@ -6,7 +6,8 @@ from functools import partial
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy
-from windlass.store.postgres.connection import Revive, connected, transaction
+from windlass.store.postgres.connection import connected, transaction
+from windlass.store.postgres.dial import Revive
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 

@@ -51,6 +51,10 @@ class Statements:
             connection = await pool.acquire()
             try:
                 yield connection
+            except asyncpg.ReadOnlySQLTransactionError:
+                # Its server was demoted. New connections may find the primary: keep none of these.
+                await pool.expire_connections()
+                raise
             finally:
                 with suppress(TimeoutError):  # then it is closed, and what was raised goes on
                     await pool.release(connection, timeout=GIVE_UP_AFTER)

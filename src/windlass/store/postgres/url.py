@@ -35,31 +35,78 @@ def address(url: str, environment: Mapping[str, str] = os.environ) -> str:
     if "@" in parts.path:
         return ""  # the password may hold a '/': then what looks like a host and port is its half
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if not parts.netloc.rpartition("@")[2] and "host" not in query and "service" in query:
+        return f"the host of service '{query['service']}'"
+    found = _hosts(parts, query, environment)
+    if not found:
+        port = (query.get("port") or environment.get("PGPORT") or DEFAULT_PORT).split(",")[0]
+        return f"a local socket or localhost, port {port}"
+    return ", ".join(_one_address(host, port) for host, port in found)
+
+
+def several_hosts(url: str, environment: Mapping[str, str] = os.environ) -> list[tuple[str, int]]:
+    """Return the hosts of a URL that names more than one, with their ports, as the driver does.
+
+    None if they cannot be tried each by itself: of a service, or to find which one to prefer.
+    """
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    asked = query.get("target_session_attrs", environment.get("PGTARGETSESSIONATTRS"))
+    if "@" in parts.path or asked == "prefer-standby":
+        return []
+    if "service" in query or "PGSERVICE" in environment:
+        return []
+    found = _hosts(parts, query, environment)
+    if len(found) < 2:
+        return []
+    return [(host.strip("[]"), int(port)) for host, port in found]
+
+
+def _hosts(
+    parts: SplitResult, query: Mapping[str, str], environment: Mapping[str, str]
+) -> list[tuple[str, str]]:
     hosts = unquote(parts.netloc.rpartition("@")[2])
     ports = "" if hosts else query.get("port", "")
-    hosts = hosts or query.get("host", "")
-    if not hosts and "service" in query:
-        return f"the host of service '{query['service']}'"
-    hosts = hosts or environment.get("PGHOST", "")
+    named = (hosts or query.get("host", "") or environment.get("PGHOST", "")).split(",")
     otherwise = (ports or environment.get("PGPORT") or DEFAULT_PORT).split(",")
-    if not hosts:
-        return f"a local socket or localhost, port {otherwise[0]}"
-    named = hosts.split(",")
+    if named == [""]:
+        return []
     if len(otherwise) != len(named):
         otherwise = otherwise[:1] * len(named)
-    return ", ".join(
-        _one_address(host, port, is_fixed=bool(ports))
-        for host, port in zip(named, otherwise, strict=True)
-    )
+    return [
+        _host_and_port(text, port, is_fixed=bool(ports))
+        for text, port in zip(named, otherwise, strict=True)
+    ]
 
 
-def _one_address(text: str, port: str, *, is_fixed: bool) -> str:
-    if text.startswith("/"):
-        return text if ".s.PGSQL." in text else f"{text}/.s.PGSQL.{port}"
-    match = _HOST.fullmatch(text)
-    if match is None or is_fixed or not match["port"]:
-        return f"{match['host'] if match else text}:{port}"
-    return text
+def _host_and_port(text: str, port: str, *, is_fixed: bool) -> tuple[str, str]:
+    match = None if text.startswith("/") else _HOST.fullmatch(text)
+    if match is None:
+        return text, port
+    return match["host"], port if is_fixed or not match["port"] else match["port"]
+
+
+def wanted_session(
+    url: str, *, pooler: bool, environment: Mapping[str, str] = os.environ
+) -> str | None:
+    """Return which of its hosts a URL is to lead to, unless it, or who runs us, says so itself.
+
+    One that takes writes: the names are those of libpq's target_session_attrs.
+    """
+    if parse_qs(urlsplit(url).query).keys() & {"target_session_attrs", "service"}:
+        return None
+    if environment.keys() & {"PGTARGETSESSIONATTRS", "PGSERVICE"}:
+        return None
+    if several_hosts(url, environment):
+        return "read-write"
+    # A role that may only read is no standby. A pooler has to be asked, which costs a round trip.
+    return None if pooler else "primary"
+
+
+def _one_address(host: str, port: str) -> str:
+    if host.startswith("/"):
+        return host if ".s.PGSQL." in host else f"{host}/.s.PGSQL.{port}"
+    return f"{host}:{port}"
 
 
 def _wrong_with(url: str) -> str | None:

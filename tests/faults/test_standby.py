@@ -1,0 +1,162 @@
+"""A standby takes no writes until it is promoted: who waits, who looks on, who follows."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from acceptance.embedded_users import wait_until
+from faults.standby import Pair, pair
+from faults.worker import worker_process
+from windlass import App, StoreUnavailable
+from windlass.store.postgres.embedded import is_installed
+
+pytestmark = pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+LEASE = {"lease": 10, "heartbeat": 2}
+
+
+@pytest.fixture(scope="module")
+def standing(with_data: Callable[[Path], Path]) -> Iterator[Pair]:
+    """Two servers that stay what they are, with our schema, for tests that do not part them."""
+    with pair(with_data) as servers:
+        asyncio.run(migrate(servers))
+        yield servers
+
+
+@pytest.fixture
+def servers(with_data: Callable[[Path], Path]) -> Iterator[Pair]:
+    with pair(with_data) as servers:
+        yield servers
+
+
+async def migrate(servers: Pair) -> None:
+    async with App(servers.primary.url):
+        pass
+
+
+async def enqueue_in_the_end(app: App, n: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            await app.enqueue("note", {"n": n})
+        except StoreUnavailable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+@pytest.mark.parametrize("auto_migrate", [True, False])
+async def test_an_app_that_leads_to_a_standby_alone_is_told_so(
+    standing: Pair, auto_migrate: bool
+) -> None:
+    with pytest.raises(StoreUnavailable, match="takes no writes: it is a standby"):
+        await App(standing.standby.url, auto_migrate=auto_migrate).enqueue("note", {"n": 1})
+
+
+async def test_whoever_only_wants_to_read_may_do_so_on_a_standby(standing: Pair) -> None:
+    async with App(standing.primary.url) as app:
+        handle = await app.enqueue("note", {"n": 1})
+
+    async with App(f"{standing.standby.url}&target_session_attrs=any") as app:
+        assert (await app.handle(handle.id).get()).status == "pending"
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
+            await app.enqueue("note", {"n": 2})
+
+
+async def test_of_several_hosts_the_primary_is_found(standing: Pair) -> None:
+    both = standing.url(standing.standby.host, standing.primary.host)
+
+    async with App(both) as app:
+        handle = await app.enqueue("note", {"n": 1})
+
+    async with App(standing.primary.url) as app:
+        assert (await app.handle(handle.id).get()).status == "pending"
+
+
+async def test_a_host_that_is_silent_does_not_keep_us_from_the_next(standing: Pair) -> None:
+    both = standing.url(standing.standby.host, standing.primary.host)
+
+    with standing.standby.silent():
+        # The driver by itself gives up on all hosts after a minute with the first.
+        async with asyncio.timeout(50), App(both) as app:
+            await app.enqueue("note", {"n": 1})
+
+
+async def test_what_the_url_says_of_the_session_decides(standing: Pair) -> None:
+    hosts = (standing.primary.host, standing.standby.host)
+
+    async with App(standing.url(*hosts, target_session_attrs="standby")) as app:
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
+            await app.enqueue("note", {"n": 1})
+    with pytest.raises(StoreUnavailable, match="not what target_session_attrs"):
+        await App(standing.url(hosts[0], target_session_attrs="standby")).enqueue("note", {})
+
+
+async def test_a_worker_whose_address_leads_to_a_standby_waits_until_it_is_promoted(
+    servers: Pair, tmp_path: Path
+) -> None:
+    url = servers.url(servers.address)
+    async with App(url) as app:
+        with worker_process(tmp_path, url, **LEASE) as worker:
+            await app.enqueue("note", {"n": 0})
+            await asyncio.to_thread(wait_until, lambda: worker.ran() == [0])
+            servers.move_address(servers.standby)
+            servers.primary.kill()
+            await asyncio.to_thread(
+                wait_until, lambda: worker.said().count("takes no writes: it is a standby") > 3
+            )
+            await servers.promote()
+
+            await enqueue_in_the_end(app, 1)
+            await asyncio.to_thread(wait_until, lambda: worker.ran() == [0, 1])
+            await asyncio.to_thread(worker.stop)
+
+
+async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
+    servers: Pair, tmp_path: Path
+) -> None:
+    url = servers.url(servers.primary.host, servers.standby.host)
+    acknowledged = []
+
+    async def enqueue(app: App, numbers: range) -> None:
+        for n in numbers:
+            try:
+                await app.enqueue("note", {"n": n})
+            except StoreUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                acknowledged.append(n)
+
+    async with App(url) as app:
+        with worker_process(tmp_path, url, concurrency=2, **LEASE) as worker:
+            await enqueue(app, range(200))
+            await asyncio.to_thread(wait_until, lambda: len(worker.ran()) > 20)
+            servers.primary.kill()
+            await enqueue(app, range(200, 210))
+            await servers.promote()
+            await enqueue_in_the_end(app, 300)
+            await enqueue(app, range(301, 400))
+
+            wanted = {*acknowledged, 300}
+            await asyncio.to_thread(wait_until, lambda: wanted <= set(worker.ran()))
+            await asyncio.to_thread(worker.stop)
+
+    assert set(range(200)) <= wanted
+    assert set(Counter(worker.ran()).values()) == {1}
+
+
+async def test_connections_to_a_demoted_primary_are_given_up(servers: Pair) -> None:
+    async with App(servers.url(servers.primary.host, servers.standby.host)) as app:
+        await asyncio.gather(*(app.enqueue("note", {"n": n}) for n in range(8)))
+        await servers.primary.set("default_transaction_read_only", "on")
+        await servers.promote()
+
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
+            await app.enqueue("note", {"n": 8})
+        await asyncio.gather(*(app.enqueue("note", {"n": n}) for n in range(8)))
+
+    assert await servers.standby.run("SELECT count(*) FROM windlass.tasks") == 16
