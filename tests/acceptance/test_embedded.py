@@ -359,6 +359,20 @@ def test_a_long_path_survives_the_kill_of_its_server(
     second.release()
 
 
+def test_a_long_path_whose_server_was_killed_leaves_no_socket_behind(
+    tmp_path: Path, temporary_folder: Path
+) -> None:
+    directory = tmp_path / ("x" * 200)
+    server = EmbeddedServer.acquire(directory, settings=FAST)
+    assert list(temporary_folder.iterdir())
+    os.kill(postmaster(directory), signal.SIGKILL)
+    wait_until(lambda: not processes_of(directory))
+
+    server.release()
+
+    assert not list(temporary_folder.iterdir())
+
+
 @pytest.mark.parametrize("trap", ["open to all", "a link"])
 def test_a_socket_folder_that_others_may_have_made_is_refused(
     tmp_path: Path, trap: str, temporary_folder: Path

