@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format stress bench clean
+.PHONY: help demo test pooled check format stress bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +20,13 @@ demo: $(INSTALLED) ## Run a small shop on the embedded PostgreSQL until its work
 
 test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
 	$(BIN)/python -m pytest -n 2 -m "not stress"
+
+# Left out: what brings its own server, or runs no worker on one.
+pooled: $(INSTALLED) ## Run the tests of stores and workers behind PgBouncer in transaction mode
+	POSTGRES_TEST_POOLER=1 STORE_MACHINE_EXAMPLES=100 $(BIN)/python -m pytest -n 2 -k "not memory" \
+		tests/contract tests/acceptance --ignore tests/contract/test_postgres_pooler.py \
+		--ignore-glob '*/test_embedded*' --ignore-glob '*/test_install*' --ignore-glob '*/test_demo*' \
+		--ignore-glob '*/test_docs*' --ignore-glob '*/test_bench*'
 
 check: $(INSTALLED) ## Format, lint, types and import rules
 	$(BIN)/ruff format --check .

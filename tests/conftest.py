@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from contract.pgbouncer import BEHIND_POOLER, Pooler, store_options
 from windlass.store.postgres.embedded import EmbeddedServer
 from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
@@ -21,6 +22,22 @@ from windlass.store.sqlfiles import SqlFiles
 _numbers = itertools.count()
 pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
 TEMPLATE_LOCK = 7_463_519
+
+
+SUITE_SESSIONS = 20  # of the server for each database, when everything is tested behind a pooler
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if BEHIND_POOLER:
+        os.environ["WINDLASS_POOLER"] = "true"  # for every app, also in other processes
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out behind a pooler what no pooler in transaction mode can give."""
+    for item in items:
+        mark = item.get_closest_marker("needs_direct")
+        if BEHIND_POOLER and mark is not None:
+            item.add_marker(pytest.mark.skip(reason=f"needs a direct connection: {mark.args[0]}"))
 
 
 def on_database(url: str, name: str) -> str:
@@ -71,18 +88,44 @@ def template(server_url: str) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def suite_pooler(server_url: str) -> Iterator[Pooler | None]:
+    """With POSTGRES_TEST_POOLER=1 what is tested talks to the server through a pooler."""
+    if not BEHIND_POOLER:
+        yield None
+        return
+    with Pooler.running(server_url, sessions=SUITE_SESSIONS) as pooler:
+        yield pooler
+
+
+def _through(pooler: Pooler | None, url: str) -> str:
+    return url if pooler is None else pooler.url(url)
+
+
 @pytest.fixture
-async def empty_database_url(server_url: str) -> AsyncIterator[str]:
-    """A database without our schema."""
+async def empty_sql_url(server_url: str) -> AsyncIterator[str]:
+    """A database without our schema, for the test's own SQL."""
     async for url in _database(server_url, "template1"):
         yield url
 
 
 @pytest.fixture
-async def database_url(server_url: str, template: str) -> AsyncIterator[str]:
-    """A migrated, empty database of the test's own."""
+def empty_database_url(empty_sql_url: str, suite_pooler: Pooler | None) -> str:
+    """The same database for what is tested."""
+    return _through(suite_pooler, empty_sql_url)
+
+
+@pytest.fixture
+async def sql_url(server_url: str, template: str) -> AsyncIterator[str]:
+    """A migrated, empty database of the test's own, for its own SQL: around any pooler."""
     async for url in _database(server_url, template):
         yield url
+
+
+@pytest.fixture
+def database_url(sql_url: str, suite_pooler: Pooler | None) -> str:
+    """The same database for what is tested."""
+    return _through(suite_pooler, sql_url)
 
 
 async def _database(server_url: str, template: str) -> AsyncIterator[str]:
@@ -97,8 +140,8 @@ async def _database(server_url: str, template: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="session")
-def shared_database_url(server_url: str, template: str) -> Iterator[str]:
-    """A migrated database that tests share and empty themselves."""
+def shared_sql_url(server_url: str, template: str) -> Iterator[str]:
+    """A migrated database that tests share and empty themselves, for their own SQL."""
     name = f"shared_{os.getpid()}"
 
     async def run(statement: str) -> None:
@@ -111,10 +154,16 @@ def shared_database_url(server_url: str, template: str) -> Iterator[str]:
     asyncio.run(run(f"DROP DATABASE {name} WITH (FORCE)"))
 
 
+@pytest.fixture(scope="session")
+def shared_database_url(shared_sql_url: str, suite_pooler: Pooler | None) -> str:
+    """The same database for what is tested."""
+    return _through(suite_pooler, shared_sql_url)
+
+
 @pytest.fixture
 async def postgres_store(database_url: str) -> AsyncIterator[PostgresStore]:
     # Patient, so that what is to be seen waiting for a lock does wait on a slow machine too.
-    store = PostgresStore(PostgresOptions(url=database_url, patience=timedelta(minutes=1)))
+    store = PostgresStore(store_options(database_url, patience=timedelta(minutes=1)))
     await store.open()
     yield store
     await store.close()

@@ -182,13 +182,14 @@ def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
     assert status(windlass, task_id) == "pending"
 
 
+@pytest.mark.needs_direct("there is no listener without one")
 def test_a_worker_outlives_its_listener_and_still_drains_cleanly(
-    tmp_path: Path, environment: dict[str, str], windlass: Run, database_url: str
+    tmp_path: Path, environment: dict[str, str], windlass: Run, sql_url: str
 ) -> None:
     worker = start_worker(tmp_path, environment)
     try:
         wait_until(lambda: "elected" in _read_line(worker))
-        asyncio.run(_cut_listeners(database_url))
+        asyncio.run(_cut_listeners(sql_url))
         task_id = windlass("enqueue", "shopping:app", "send", '{"to": "b"}').stdout.strip()
         wait_until(lambda: status(windlass, task_id) == "completed")
         wait_until(lambda: "listener.repaired" in _read_line(worker))

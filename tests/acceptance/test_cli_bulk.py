@@ -9,9 +9,10 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner, Result
 
+from contract.pgbouncer import store_options
 from windlass.cli import main
 from windlass.model.task import ClaimRequest, NewTask, Outcome, Settlement, TaskState
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 Run = Callable[..., Result]
 ERROR = '{"type": "ValueError", "message": "no"}'
@@ -29,7 +30,7 @@ class Tasks(NamedTuple):
 
 
 async def make_tasks(url: str) -> Tasks:
-    store = PostgresStore(PostgresOptions(url=url))
+    store = PostgresStore(store_options(url))
     await store.open()
     try:
         ended = (Outcome.COMPLETED, Outcome.DEAD, Outcome.CANCELLED)
@@ -62,7 +63,7 @@ async def make_tasks(url: str) -> Tasks:
 
 
 async def statuses(url: str, tasks: Tasks) -> list[TaskState]:
-    store = PostgresStore(PostgresOptions(url=url))
+    store = PostgresStore(store_options(url))
     await store.open()
     try:
         return [(await store.get(uuid.UUID(task_id))).status for task_id in tasks]

@@ -8,9 +8,10 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
+from contract.pgbouncer import store_options
 from windlass.cli import main
 from windlass.store.postgres import schema
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 from windlass.store.sqlfiles import SqlFiles
 
 
@@ -28,10 +29,10 @@ def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-async def hold(url: str) -> asyncpg.Connection:
+async def hold(url: str, sql_url: str) -> asyncpg.Connection:
     """Apply all that was before the third migration, and hold a table that it changes."""
-    store = PostgresStore(PostgresOptions(url=url))
-    session = await asyncpg.connect(url, server_settings={"application_name": "a report"})
+    store = PostgresStore(store_options(url))
+    session = await asyncpg.connect(sql_url, server_settings={"application_name": "a report"})
     await session.execute(store.schema.script(store._sql.migrations()[:2]))
     await session.execute("BEGIN; LOCK TABLE windlass.lane IN ACCESS SHARE MODE")
     return session
@@ -50,11 +51,11 @@ class Waits(logging.Handler):
 
 
 async def test_who_waits_for_another_migration_says_so(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+    empty_database_url: str, empty_sql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "TELL_AFTER", 0.05)
-    store = PostgresStore(PostgresOptions(url=empty_database_url))
-    session = await asyncpg.connect(empty_database_url)
+    store = PostgresStore(store_options(empty_database_url))
+    session = await asyncpg.connect(empty_sql_url)
     await session.execute("BEGIN;" + store._sql.statement("lock_migrations"))
     waits = Waits()
     logging.getLogger("windlass").addHandler(waits)
@@ -71,10 +72,13 @@ async def test_who_waits_for_another_migration_says_so(
 
 @pytest.mark.usefixtures("short_wait")
 def test_a_migration_behind_a_lock_is_named_with_who_holds_it_and_the_way_out(
-    empty_database_url: str, monkeypatch: pytest.MonkeyPatch, runner: asyncio.Runner
+    empty_database_url: str,
+    empty_sql_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    runner: asyncio.Runner,
 ) -> None:
     monkeypatch.setenv("WINDLASS_DATABASE_URL", empty_database_url)
-    session = runner.run(hold(empty_database_url))
+    session = runner.run(hold(empty_database_url, empty_sql_url))
 
     done = CliRunner().invoke(main, ["migrate"])
     runner.run(session.execute("COMMIT"))

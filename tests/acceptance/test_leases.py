@@ -38,9 +38,9 @@ FOR EACH ROW WHEN (NEW.remaining < OLD.remaining) EXECUTE FUNCTION public.linger
 
 
 async def test_a_worker_whose_settlements_nearly_always_hold_its_claim_keeps_it(
-    database_url: str,
+    database_url: str, sql_url: str
 ) -> None:
-    connection = await asyncpg.connect(database_url)
+    connection = await asyncpg.connect(sql_url)
     await connection.execute(SLOW_COMMITS)
     await connection.close()
     runs: Counter[int] = Counter()

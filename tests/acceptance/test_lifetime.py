@@ -108,12 +108,13 @@ async def test_calls_that_come_at_once_open_an_app_once(app_url: str) -> None:
     await app.close()
 
 
-async def test_a_closed_app_leaves_no_session_behind(database_url: str) -> None:
+@pytest.mark.needs_direct("sessions of a pooler outlive their clients")
+async def test_a_closed_app_leaves_no_session_behind(database_url: str, sql_url: str) -> None:
     async with App(database_url) as app:
         await app.enqueue("work", {})
         await app.run_worker(until_idle=True)
 
-    watcher = await asyncpg.connect(database_url)
+    watcher = await asyncpg.connect(sql_url)
     sessions = """
         SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid()

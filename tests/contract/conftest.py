@@ -12,10 +12,12 @@ from windlass.store.postgres.store import PostgresStore
 
 
 @pytest.fixture
-async def sessions(postgres_store: PostgresStore, database_url: str) -> AsyncIterator[Sessions]:
+async def sessions(
+    postgres_store: PostgresStore, database_url: str, sql_url: str
+) -> AsyncIterator[Sessions]:
     # A session in the middle of a transaction could not make a missing place and try again.
     await postgres_store._history.prepare()
-    sessions = Sessions(database_url, await asyncpg.connect(database_url))
+    sessions = Sessions(database_url, sql_url, await asyncpg.connect(sql_url))
     yield sessions
     await sessions.close()
 
@@ -26,8 +28,10 @@ def store(postgres_store: PostgresStore) -> PostgresStore:
 
 
 @pytest.fixture
-async def keeper(postgres_store: PostgresStore, database_url: str) -> AsyncIterator[Keeper]:
-    keeper = Keeper(postgres_store, await asyncpg.connect(database_url), database_url)
+async def keeper(
+    postgres_store: PostgresStore, database_url: str, sql_url: str
+) -> AsyncIterator[Keeper]:
+    keeper = Keeper(postgres_store, await asyncpg.connect(sql_url), database_url, sql_url)
     await keeper.at(NOON)
     yield keeper
     await keeper.close()

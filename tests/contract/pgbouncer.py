@@ -1,29 +1,62 @@
-"""A PgBouncer in transaction mode of our own."""
+"""A PgBouncer of our own, and whether everything is to be tested behind one."""
 
 import asyncio
 import os
 import pwd
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import asyncpg
 import pytest
 
 from windlass.store.postgres import embedded_launch
+from windlass.store.postgres.store import PostgresOptions
 
+BEHIND_POOLER = os.environ.get("POSTGRES_TEST_POOLER") == "1"
 SESSIONS = 2  # of the server, for everybody behind the pooler
 PORT = 6543  # only the name of a socket in a folder of our own
 DEADLINE = 20.0  # seconds until a test gives up on another process
 
 
+def store_options(url: str, **options: Any) -> PostgresOptions:
+    """Options for a store on a database that the tests may have put behind a pooler."""
+    options.setdefault("pooler", BEHIND_POOLER)
+    return PostgresOptions(url=url, **options)
+
+
+def require_pgbouncer() -> str:
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
+    program = shutil.which("pgbouncer", path=search)
+    if program is None:
+        reason = "NOTHING WAS TESTED BEHIND A POOLER: install the Debian package 'pgbouncer'"
+        if os.environ.get("CI") == "true" or BEHIND_POOLER:
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return program
+
+
 class Pooler:
     """A PgBouncer of our own before one server, for all of its databases."""
 
-    def __init__(self, folder: Path, server_url: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server_url: str,
+        *,
+        sessions: int = SESSIONS,  # for each database
+        mode: str = "transaction",
+        ignored: tuple[str, ...] = (),  # startup parameters
+    ) -> None:
         self.folder = folder
+        self._sessions, self._mode, self._ignored = sessions, mode, ignored
         self.log = folder / "pgbouncer.log"
         parts = urlsplit(server_url)
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
@@ -39,6 +72,26 @@ class Pooler:
         """The same database, through the pooler."""
         host, user = quote(str(self.folder), safe=""), quote(self._server["user"], safe="")
         return f"postgresql://{user}@{urlsplit(database_url).path}?host={host}&port={PORT}"
+
+    @classmethod
+    @contextmanager
+    def running(cls, server_url: str, **options: Any) -> Iterator["Pooler"]:
+        program = require_pgbouncer()
+        # Not tmp_path: its name is too long for a socket, and its parents are closed to others.
+        with tempfile.TemporaryDirectory(prefix="windlass-pooler-") as folder:
+            pooler = cls(Path(folder), server_url, **options)
+            process = pooler.start(program)
+            try:
+                asyncio.run(pooler.wait(process, pooler.url(server_url)))
+                yield pooler
+                assert process.poll() is None, f"PgBouncer has ended: {pooler.log.read_text()}"
+            finally:
+                process.terminate()
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:  # newer ones wait for their clients
+                    process.kill()
+                    process.wait()
 
     def start(self, program: str) -> subprocess.Popen[bytes]:
         identity, uid, gid = self._identity()
@@ -77,8 +130,8 @@ class Pooler:
         server = " ".join(
             "{}='{}'".format(name, value.replace("'", "''")) for name, value in self._server.items()
         )
-        # No ignore_startup_parameters: whoever sends one is refused. Round robin: who comes again
-        # is given another session if there is one, not the one it had.
+        # Whoever sends a startup parameter that is not ignored is refused. Round robin: who comes
+        # again is given another session if there is one, not the one it had.
         return f"""
 [databases]
 * = {server}
@@ -89,8 +142,10 @@ listen_port = {PORT}
 unix_socket_dir = {self.folder}
 logfile = {self.log}
 auth_type = any
-pool_mode = transaction
-default_pool_size = {SESSIONS}
+ignore_startup_parameters = {", ".join(self._ignored)}
+pool_mode = {self._mode}
+default_pool_size = {self._sessions}
+max_client_conn = 1000
 server_round_robin = 1
 server_reset_query =
 """

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from contract.pgbouncer import store_options
 from windlass.model.errors import TaskNotFound
 from windlass.model.task import (
     Answer,
@@ -24,7 +25,7 @@ from windlass.model.task import (
 )
 from windlass.policy.retention import Span
 from windlass.store.postgres import history as history_module
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 T = TypeVar("T")
 
@@ -43,10 +44,13 @@ _numbers = count(1)
 class Keeper:
     """A store whose clock stands where it is put, and whoever keeps its history."""
 
-    def __init__(self, store: PostgresStore, watcher: asyncpg.Connection, url: str) -> None:
+    def __init__(
+        self, store: PostgresStore, watcher: asyncpg.Connection, url: str, sql_url: str
+    ) -> None:
         self.store = store
         self.watcher = watcher
-        self.url = url
+        self.url = url  # of stores
+        self.sql_url = sql_url
         self._leadership: Leadership | None = None
         self._open: list[asyncpg.Connection] = []
         self._stores: list[PostgresStore] = []
@@ -122,14 +126,14 @@ class Keeper:
 
     async def open_reader(self, isolation: str) -> asyncpg.Connection:
         """A report on all of history that is not done."""
-        reader = await asyncpg.connect(self.url)
+        reader = await asyncpg.connect(self.sql_url)
         self._open.append(reader)
         await reader.execute(f"BEGIN ISOLATION LEVEL {isolation}")
         await reader.fetchval("SELECT count(*) FROM windlass.history")
         return reader
 
     async def open_store(self, **options: Any) -> PostgresStore:
-        store = PostgresStore(PostgresOptions(url=self.url, **options))
+        store = PostgresStore(store_options(self.url, **options))
         await store.open()
         self._stores.append(store)
         return store

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from contract.pgbouncer import store_options
 from windlass.model.task import (
     Answer,
     Claim,
@@ -109,27 +110,28 @@ class Session:
 class Sessions:
     """Sessions beside the store's, and one that watches them all."""
 
-    def __init__(self, url: str, watcher: asyncpg.Connection) -> None:
-        self.url = url
+    def __init__(self, url: str, sql_url: str, watcher: asyncpg.Connection) -> None:
+        self.url = url  # of stores
+        self.sql_url = sql_url
         self.watcher = watcher
         self._open: list[asyncpg.Connection] = []
         self._stores: list[PostgresStore] = []
         self._calls: list[asyncio.Task[Any]] = []
 
     async def connect(self) -> asyncpg.Connection:
-        connection = await asyncpg.connect(self.url)
+        connection = await asyncpg.connect(self.sql_url)
         self._open.append(connection)
         return connection
 
     async def begin(self, isolation: str | None = None) -> Session:
-        session = Session(await self.connect(), self.url, isolation)
+        session = Session(await self.connect(), self.sql_url, isolation)
         self._stores.append(session.store)
         await session.begin()
         return session
 
     async def open_store(self, **options: Any) -> PostgresStore:
         """Another store on the same database: a worker in another process."""
-        store = PostgresStore(PostgresOptions(url=self.url, **options))
+        store = PostgresStore(store_options(self.url, **options))
         await store.open()
         self._stores.append(store)
         return store

@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.task import (
     Answer,
@@ -24,7 +25,7 @@ from windlass.model.task import (
     TaskState,
     WorkerInfo,
 )
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ ORDER BY 1, 2, 3
 
 
 def new_store(url: str, **options: Any) -> PostgresStore:
-    return PostgresStore(PostgresOptions(url=url, **options))
+    return PostgresStore(store_options(url, **options))
 
 
 def numbers(store: PostgresStore) -> list[int]:
@@ -70,8 +71,8 @@ def numbers(store: PostgresStore) -> list[int]:
 
 
 @pytest.fixture
-async def session(empty_database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    session = await asyncpg.connect(empty_database_url)
+async def session(empty_sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    session = await asyncpg.connect(empty_sql_url)
     yield session
     await session.close()
 
@@ -156,9 +157,9 @@ async def test_only_what_is_missing_is_applied(
 
 @pytest.mark.parametrize("auto_migrate", [False, True])
 async def test_a_schema_newer_than_the_code_is_refused(
-    database_url: str, auto_migrate: bool
+    database_url: str, sql_url: str, auto_migrate: bool
 ) -> None:
-    session = await asyncpg.connect(database_url)
+    session = await asyncpg.connect(sql_url)
     await session.execute(
         "INSERT INTO windlass.migration (number, name) VALUES (9999, 'from_the_future')"
     )
@@ -187,10 +188,10 @@ async def test_a_migration_does_not_wait_long_for_a_table(
 
 
 async def test_the_script_run_by_hand_gives_the_same_schema(
-    empty_database_url: str, session: asyncpg.Connection, database_url: str
+    empty_database_url: str, session: asyncpg.Connection, sql_url: str
 ) -> None:
     store = new_store(empty_database_url, auto_migrate=False)
-    migrated = await asyncpg.connect(database_url)
+    migrated = await asyncpg.connect(sql_url)
 
     await session.execute(store.schema.script(await store.schema.pending()))
 
@@ -268,8 +269,9 @@ async def contents(session: asyncpg.Connection, schema: str) -> dict[str, list[A
 
 async def test_another_schema_works_beside_the_default_and_does_not_touch_it(
     database_url: str,
+    sql_url: str,
 ) -> None:
-    session = await asyncpg.connect(database_url)
+    session = await asyncpg.connect(sql_url)
     default = new_store(database_url)
     other = new_store(database_url, schema="other_place")
     await default.open()
@@ -304,8 +306,8 @@ async def test_another_schema_works_beside_the_default_and_does_not_touch_it(
     await session.close()
 
 
-async def test_another_schema_has_the_same_shape(database_url: str) -> None:
-    session = await asyncpg.connect(database_url)
+async def test_another_schema_has_the_same_shape(database_url: str, sql_url: str) -> None:
+    session = await asyncpg.connect(sql_url)
     await new_store(database_url, schema="other_place").schema.migrate()
 
     def renamed(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -316,6 +318,7 @@ async def test_another_schema_has_the_same_shape(database_url: str) -> None:
     await session.close()
 
 
+@pytest.mark.needs_direct("notifications reach a session")
 async def test_another_schema_wakes_only_its_own_workers(database_url: str) -> None:
     stores = [new_store(database_url), new_store(database_url, schema="other_place")]
     heard = [asyncio.Queue[None](), asyncio.Queue[None]()]
@@ -364,9 +367,9 @@ def as_role(url: str, role: str) -> str:
 
 
 async def test_a_role_that_may_not_make_the_schema_is_told_the_command(
-    empty_database_url: str, stranger: str
+    empty_sql_url: str, stranger: str
 ) -> None:
-    store = new_store(as_role(empty_database_url, stranger))
+    store = new_store(as_role(empty_sql_url, stranger))
 
     for call in (store.open, store.schema.migrate):
         with pytest.raises(ConfigurationError, match=r"may not migrate.*run: windlass migrate"):
@@ -374,36 +377,34 @@ async def test_a_role_that_may_not_make_the_schema_is_told_the_command(
 
 
 async def test_a_role_that_may_not_change_the_schema_is_told_the_command(
-    empty_database_url: str, session: asyncpg.Connection, stranger: str
+    empty_sql_url: str, session: asyncpg.Connection, stranger: str
 ) -> None:
-    owner = new_store(empty_database_url)
+    owner = new_store(empty_sql_url)
     await session.execute(owner.schema.script(owner._sql.migrations()[:1]))
     await session.execute(f"GRANT USAGE ON SCHEMA windlass TO {stranger}")
     await session.execute(f"GRANT SELECT ON windlass.migration TO {stranger}")
 
     try:
         with pytest.raises(ConfigurationError, match=r"may not migrate.*run: windlass migrate"):
-            await new_store(as_role(empty_database_url, stranger)).open()
+            await new_store(as_role(empty_sql_url, stranger)).open()
     finally:
         await session.execute(f"DROP OWNED BY {stranger}")
 
 
-async def test_a_role_that_may_not_see_the_schema_is_told_so(
-    database_url: str, stranger: str
-) -> None:
+async def test_a_role_that_may_not_see_the_schema_is_told_so(sql_url: str, stranger: str) -> None:
     for auto_migrate in (False, True):
-        store = new_store(as_role(database_url, stranger), auto_migrate=auto_migrate)
+        store = new_store(as_role(sql_url, stranger), auto_migrate=auto_migrate)
         with pytest.raises(ConfigurationError, match="right"):
             await store.open()
 
 
 async def test_a_role_without_the_right_to_migrate_opens_a_schema_that_is_up_to_date(
-    database_url: str, stranger: str
+    sql_url: str, stranger: str
 ) -> None:
-    session = await asyncpg.connect(database_url)
+    session = await asyncpg.connect(sql_url)
     await session.execute(f"GRANT USAGE ON SCHEMA windlass TO {stranger}")
     await session.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA windlass TO {stranger}")
-    store = new_store(as_role(database_url, stranger))
+    store = new_store(as_role(sql_url, stranger))
 
     try:
         await store.open()
@@ -501,7 +502,7 @@ async def test_a_second_migration_waits_for_the_first_and_applies_nothing_twice(
 
 
 async def test_eight_migrations_at_once_apply_each_step_once(empty_database_url: str) -> None:
-    stores = [PostgresStore(PostgresOptions(url=empty_database_url)) for _ in range(8)]
+    stores = [new_store(empty_database_url) for _ in range(8)]
 
     applied = await asyncio.gather(*(store.schema.migrate() for store in stores))
 

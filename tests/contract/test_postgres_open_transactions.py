@@ -142,7 +142,7 @@ def test_every_method_of_the_port_is_called_beside_a_users_transaction() -> None
 
 async def open_reader(sessions: Sessions) -> Session:
     """A report that has looked at everything and is not done."""
-    reader = Session(await sessions.connect(), sessions.url)
+    reader = Session(await sessions.connect(), sessions.sql_url)
     await reader.connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
     tables = await reader.connection.fetch(
         "SELECT oid::regclass::text FROM pg_class "

@@ -2,15 +2,10 @@
 
 import asyncio
 import logging
-import os
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -50,60 +45,28 @@ AROUND = {"application_name": "around"}  # a session that is not of the pooler
 _numbers = count(1)
 
 
-@pytest.fixture(scope="session")
-def pgbouncer() -> str:
-    search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
-    program = shutil.which("pgbouncer", path=search)
-    if program is None:
-        reason = "NOTHING WAS TESTED BEHIND A POOLER: install the Debian package 'pgbouncer'"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return program
-
-
 @pytest.fixture
-def pooler_folder() -> Iterator[Path]:
-    # Not tmp_path: its name is too long for a socket, and its parents are closed to others.
-    with tempfile.TemporaryDirectory(prefix="windlass-pooler-") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-async def pooler(
-    pgbouncer: str, pooler_folder: Path, server_url: str, database_url: str
-) -> AsyncIterator[Pooler]:
-    pooler = Pooler(pooler_folder, server_url)
-    process = pooler.start(pgbouncer)
-    try:
-        await pooler.wait(process, pooler.url(database_url))
+def pooler(server_url: str) -> Iterator[Pooler]:
+    with Pooler.running(server_url) as pooler:
         yield pooler
-        assert process.poll() is None, f"PgBouncer has ended: {pooler.log.read_text()}"
-    finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:  # newer ones wait for their clients
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture
-def pooled_url(pooler: Pooler, database_url: str) -> str:
-    return pooler.url(database_url)
+def pooled_url(pooler: Pooler, sql_url: str) -> str:
+    return pooler.url(sql_url)
 
 
 @pytest.fixture
-async def clock(database_url: str) -> AsyncIterator[PostgresClock]:
-    clock = await PostgresClock.install(database_url)
+async def clock(sql_url: str) -> AsyncIterator[PostgresClock]:
+    clock = await PostgresClock.install(sql_url)
     yield clock
     await clock.close()
 
 
 @pytest.fixture
-async def watcher(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+async def watcher(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
     """A session around the pooler that sees all others."""
-    connection = await asyncpg.connect(database_url, server_settings=AROUND)
+    connection = await asyncpg.connect(sql_url, server_settings=AROUND)
     yield connection
     await connection.close()
 
@@ -221,9 +184,9 @@ async def test_the_pooler_shares_sessions_and_refuses_startup_parameters(pooled_
 
 
 async def test_the_store_opens_and_migrates_through_the_pooler(
-    pooler: Pooler, empty_database_url: str
+    pooler: Pooler, empty_sql_url: str
 ) -> None:
-    options = PostgresOptions(url=pooler.url(empty_database_url), pooler=True)
+    options = PostgresOptions(url=pooler.url(empty_sql_url), pooler=True)
     stores = [PostgresStore(options) for _ in range(3)]
     try:
         assert await stores[0].schema.pending()
@@ -400,13 +363,13 @@ async def test_behind_the_pooler_retention_drops_a_day_that_is_over(
 
 
 async def test_behind_the_pooler_retention_gives_up_at_once_beside_a_reader(
-    store: PostgresStore, clock: PostgresClock, watcher: asyncpg.Connection, database_url: str
+    store: PostgresStore, clock: PostgresClock, watcher: asyncpg.Connection, sql_url: str
 ) -> None:
     await clock.freeze(NOON)
     await end(store, retention=timedelta(0))
     await clock.freeze(NOON + DAY)
     leadership = await lead(store)
-    reader = await open_reader(database_url)
+    reader = await open_reader(sql_url)
     took: list[float] = []
 
     async def settle_on(stop: asyncio.Event) -> None:
@@ -440,9 +403,9 @@ async def test_behind_the_pooler_retention_gives_up_at_once_beside_a_reader(
 
 
 async def test_with_a_direct_url_retention_detaches_concurrently_around_the_pooler(
-    pooled_url: str, database_url: str, clock: PostgresClock, watcher: asyncpg.Connection
+    pooled_url: str, sql_url: str, clock: PostgresClock, watcher: asyncpg.Connection
 ) -> None:
-    options = PostgresOptions(url=pooled_url, pooler=True, direct_url=database_url)
+    options = PostgresOptions(url=pooled_url, pooler=True, direct_url=sql_url)
     store = PostgresStore(options)
     await store.open()
     reader = None
@@ -451,7 +414,7 @@ async def test_with_a_direct_url_retention_detaches_concurrently_around_the_pool
         await end(store, retention=timedelta(0))
         await clock.freeze(NOON + DAY)
         leadership = await lead(store)
-        reader = await open_reader(database_url)
+        reader = await open_reader(sql_url)
 
         retaining = asyncio.create_task(store.retain(leadership=leadership))
         waits = (
@@ -508,14 +471,14 @@ def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("direct", [True, False], ids=["direct_url", "no_direct_url"])
 async def test_a_worker_behind_the_pooler_completes_its_tasks_without_a_complaint(
     pooled_url: str,
-    database_url: str,
+    sql_url: str,
     direct: bool,
     caplog: pytest.LogCaptureFixture,
     watcher: asyncpg.Connection,
 ) -> None:
     # Without a direct URL nobody is told of new work: polling has to find it.
     caplog.set_level(logging.INFO)
-    direct_url = database_url if direct else None
+    direct_url = sql_url if direct else None
     app = App(pooled_url, pooler=True, direct_url=direct_url, poll=0.2, sweep=0.2)
 
     async with asyncio.timeout(60):

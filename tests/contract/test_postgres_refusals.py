@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
@@ -14,14 +15,14 @@ from windlass.store.sqlfiles import SqlFiles
 
 @pytest.mark.parametrize("word", ["user", "authorization", "int"])
 async def test_a_schema_named_as_a_word_of_sql_is_refused_before_anything_is_created(
-    empty_database_url: str, word: str
+    empty_database_url: str, empty_sql_url: str, word: str
 ) -> None:
-    store = PostgresStore(PostgresOptions(url=empty_database_url, schema=word))
+    store = PostgresStore(store_options(empty_database_url, schema=word))
 
     with pytest.raises(ConfigurationError, match=f"schema '{word}'"):
         await store.open()
 
-    connection = await asyncpg.connect(empty_database_url)
+    connection = await asyncpg.connect(empty_sql_url)
     made = await connection.fetchval("SELECT count(*) FROM pg_namespace WHERE nspname = $1", word)
     await connection.close()
     assert made == 0
@@ -32,7 +33,7 @@ async def test_a_parameter_of_the_url_that_is_not_taken_is_named(
     database_url: str, parameter: str
 ) -> None:
     mark = "&" if "?" in database_url else "?"
-    store = PostgresStore(PostgresOptions(url=f"{database_url}{mark}{parameter}"))
+    store = PostgresStore(store_options(f"{database_url}{mark}{parameter}"))
 
     with pytest.raises(ConfigurationError, match=parameter.partition("=")[0]):
         await store.open()
@@ -50,15 +51,15 @@ async def test_a_value_that_the_database_cannot_hold_is_our_error_and_not_repeat
 
 
 async def test_with_a_pooler_another_isolation_level_is_refused_until_it_is_set_as_told(
-    empty_database_url: str,
+    empty_sql_url: str,
 ) -> None:
-    name = urlsplit(empty_database_url).path[1:]
-    admin = await asyncpg.connect(empty_database_url)
+    name = urlsplit(empty_sql_url).path[1:]
+    admin = await asyncpg.connect(empty_sql_url)
     try:
         await admin.execute(
             f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
         )
-        pooled = PostgresStore(PostgresOptions(url=empty_database_url, pooler=True))
+        pooled = PostgresStore(PostgresOptions(url=empty_sql_url, pooler=True))
         with pytest.raises(ConfigurationError, match="default_transaction_isolation") as raised:
             await pooled.open()
         assert await pooled.schema.pending() == SqlFiles(PACKAGE, "windlass").migrations()
@@ -71,12 +72,12 @@ async def test_with_a_pooler_another_isolation_level_is_refused_until_it_is_set_
         await admin.close()
 
 
-async def test_without_a_pooler_the_isolation_level_is_our_own(database_url: str) -> None:
-    name = urlsplit(database_url).path[1:]
-    admin = await asyncpg.connect(database_url)
+async def test_without_a_pooler_the_isolation_level_is_our_own(sql_url: str) -> None:
+    name = urlsplit(sql_url).path[1:]
+    admin = await asyncpg.connect(sql_url)
     await admin.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     await admin.close()
-    store = PostgresStore(PostgresOptions(url=database_url))
+    store = PostgresStore(PostgresOptions(url=sql_url))
 
     await store.open()
 

@@ -19,6 +19,7 @@ from windlass.model.task import (
 from windlass.store.postgres import history as history_module
 
 
+@pytest.mark.needs_direct("a partition is detached concurrently")
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 async def test_a_reader_is_waited_for_and_stops_nobody(
     keeper: Keeper, monkeypatch: pytest.MonkeyPatch, isolation: str
@@ -62,6 +63,7 @@ async def test_a_reader_that_stays_is_waited_for_again_and_again(keeper: Keeper)
     assert (await keeper.retain()).partitions == 1
 
 
+@pytest.mark.needs_direct("a partition is detached concurrently")
 async def test_a_detachment_killed_half_way_is_finished_at_the_next_turn(keeper: Keeper) -> None:
     over = await keeper.end(retention=timedelta(0), idempotency_key=None)
     name = history_name(await keeper.place_of(over))

@@ -29,6 +29,7 @@ def test_a_session_that_the_driver_finds_in_a_strange_state_is_an_outage() -> No
         raise asyncpg.InternalClientError("cannot switch to state 11")
 
 
+@pytest.mark.needs_direct("the session of the call is stopped")
 @pytest.mark.parametrize("in_transaction", [False, True])
 async def test_a_call_given_up_on_a_server_that_does_not_answer_ends_and_the_next_one_works(
     database_url: str, monkeypatch: pytest.MonkeyPatch, in_transaction: bool
@@ -58,6 +59,7 @@ async def test_a_call_given_up_on_a_server_that_does_not_answer_ends_and_the_nex
     await store.close()
 
 
+@pytest.mark.needs_direct("the session of the retention is stopped")
 async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

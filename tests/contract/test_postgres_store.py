@@ -5,10 +5,11 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
+from contract.pgbouncer import BEHIND_POOLER, store_options
 from contract.postgres_clock import PostgresClock
 from contract.postgres_empty import EMPTY
 from windlass.store.port import Store
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 from windlass.testing import StoreContract
 
 
@@ -16,15 +17,17 @@ class TestPostgresStore(StoreContract):
     capabilities = frozenset({"concurrent_writers", "wakeups", "schema"})
 
     @pytest.fixture(autouse=True)
-    def _database(self, shared_database_url: str) -> None:
-        self.url = shared_database_url
+    def _database(self, shared_database_url: str, shared_sql_url: str) -> None:
+        self.url, self.sql_url = shared_database_url, shared_sql_url
 
     async def open_store(self) -> Store:
-        connection = await asyncpg.connect(self.url)
+        connection = await asyncpg.connect(self.sql_url)
         await connection.execute(EMPTY)
         await connection.close()
-        self.clock = await PostgresClock.install(self.url)
-        store = PostgresStore(PostgresOptions(url=self.url))
+        self.clock = await PostgresClock.install(self.sql_url)
+        # Around a pooler, for wake-ups.
+        direct_url = self.sql_url if BEHIND_POOLER else None
+        store = PostgresStore(store_options(self.url, direct_url=direct_url))
         await store.open()
         return store
 
@@ -34,3 +37,13 @@ class TestPostgresStore(StoreContract):
 
     async def advance(self, store: Store, delta: timedelta) -> None:
         await self.clock.advance(delta)
+
+
+async def test_the_store_is_behind_a_pooler_if_that_is_asked_for(
+    postgres_store: PostgresStore,
+) -> None:
+    async with postgres_store._run.transaction() as connection:
+        session = await connection.fetchval("SELECT pg_backend_pid()")
+        is_direct = session == connection.get_server_pid()  # a pooler makes up a number
+
+    assert is_direct != BEHIND_POOLER

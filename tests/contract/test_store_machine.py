@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from contract.pgbouncer import store_options
 from contract.postgres_clock import PostgresClock
 from contract.postgres_empty import EMPTY
 from contract.store_machine import machine_for
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 T = TypeVar("T")
 
@@ -27,10 +28,10 @@ SEED = int(os.environ.get("STORE_MACHINE_SEED", str(random.getrandbits(32))))
 class PostgresSubject:
     """One database, one store and one event loop for all examples."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, sql_url: str) -> None:
+        self._url = sql_url
         self._loop = asyncio.new_event_loop()
-        self.store = PostgresStore(PostgresOptions(url=url))
+        self.store = PostgresStore(store_options(url))
 
     def open(self) -> None:
         self.run(self.store.open())
@@ -58,8 +59,8 @@ async def _connect(url: str) -> asyncpg.Connection:
 
 
 @pytest.fixture
-def postgres_subject(database_url: str) -> Iterator[PostgresSubject]:
-    subject = PostgresSubject(database_url)
+def postgres_subject(database_url: str, sql_url: str) -> Iterator[PostgresSubject]:
+    subject = PostgresSubject(database_url, sql_url)
     subject.open()
     yield subject
     subject.close()
