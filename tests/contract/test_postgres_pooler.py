@@ -14,7 +14,7 @@ import pytest
 
 from contract.pgbouncer import DEADLINE, SESSIONS, Pooler
 from contract.postgres_clock import PostgresClock
-from windlass import App
+from windlass import App, ConfigurationError
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -181,6 +181,13 @@ async def test_the_pooler_shares_sessions_and_refuses_startup_parameters(pooled_
 
 
 # The store
+
+
+async def test_who_does_not_know_of_the_pooler_is_told_what_to_set(pooled_url: str) -> None:
+    store = PostgresStore(PostgresOptions(url=pooled_url))
+
+    with pytest.raises(ConfigurationError, match="pooler=True"):
+        await store.open()
 
 
 async def test_the_store_opens_and_migrates_through_the_pooler(

@@ -270,5 +270,12 @@ def _checked(url: str) -> Iterator[None]:
     ) as error:
         # The message of the server names the user, never the password.
         raise ConfigurationError(f"{_database(url)} refuses the connection: {error}") from error
+    except asyncpg.ProtocolViolationError as error:
+        if "startup parameter" not in str(error):  # whatever else a pooler has to say
+            raise
+        raise ConfigurationError(
+            f"{_database(url)} refuses the connection: {error}; if it is a pooler in transaction "
+            "mode set pooler=True, if in session mode let it ignore this parameter"
+        ) from error
     except ValueError as error:
         raise ConfigurationError(f"the database URL is not valid: {error}") from error
