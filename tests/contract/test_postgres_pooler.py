@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from itertools import count, pairwise
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from contract.pgbouncer import DEADLINE, SESSIONS, Pooler
 from contract.postgres_clock import PostgresClock
-from windlass import App, ConfigurationError
+from windlass import App, ConfigurationError, StoreUnavailable
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -38,6 +39,7 @@ DAY = timedelta(days=1)
 NOON = datetime(2027, 3, 3, 12, tzinfo=UTC)
 OVER = "history_20270303_20270304"  # where a task rests that ended at noon and may go at once
 ERROR = '{"type": "ValueError", "message": "no such image"}'
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # where nothing listens
 ROUNDS = 200
 TASKS = 200
 AROUND = {"application_name": "around"}  # a session that is not of the pooler
@@ -205,6 +207,18 @@ async def test_the_store_opens_and_migrates_through_the_pooler(
         assert await status(stores[1], task_id) is TaskState.COMPLETED
     finally:
         for store in stores:
+            await store.close()
+
+
+async def test_a_store_without_a_way_around_the_pooler_opens_if_there_is_nothing_to_migrate(
+    pooled_url: str, pooler: Pooler, empty_sql_url: str
+) -> None:
+    for url, opens in ((pooled_url, True), (pooler.url(empty_sql_url), False)):
+        store = PostgresStore(PostgresOptions(url=url, pooler=True, direct_url=NOWHERE))
+        try:
+            with nullcontext() if opens else pytest.raises(StoreUnavailable, match="127.0.0.1:1"):
+                await store.open()
+        finally:
             await store.close()
 
 

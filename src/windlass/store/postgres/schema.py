@@ -18,10 +18,22 @@ TELL_AFTER = 5.0  # seconds of waiting for another session that migrates
 class Schema:
     """What the code needs of the database, and what the database has."""
 
-    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool, revive: Revive | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        sql: SqlFiles,
+        *,
+        pooler: bool,
+        direct_url: str | None,
+        revive: Revive | None,
+    ) -> None:
         self._url = url
         self._pooler = pooler
         self._revive = revive
+        # Only what is to be applied needs it: an app can open without.
+        self._direct = direct_url or url
+        self._direct_is_pooler = pooler and direct_url is None
+        self._direct_revive = revive if direct_url is None else None
         self._sql = sql
 
     @property
@@ -32,11 +44,14 @@ class Schema:
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
         async with connected(self._url, pooler=self._pooler, revive=self._revive) as connection:
+            self._check_server(connection)
             return await self._pending(connection)
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        async with connected(self._url, pooler=self._pooler, revive=self._revive) as connection:
+        async with connected(
+            self._direct, pooler=self._direct_is_pooler, revive=self._direct_revive
+        ) as connection:
             self._check_server(connection)
             return await self._apply(connection)
 

@@ -30,7 +30,11 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
         self._schema = Schema(
-            self._direct, self._sql, pooler=self._direct_is_pooler, revive=self._direct_revive
+            options.url,
+            self._sql,
+            pooler=options.pooler,
+            direct_url=options.direct_url,
+            revive=options.revive,
         )
 
     @property
@@ -43,9 +47,10 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
             return
         if self._options.pooler:
             await check_isolation(self._options.url, self._sql.statement("read_isolation"))
-        if self._options.auto_migrate:
+        pending = await self._schema.pending()
+        if pending and self._options.auto_migrate:
             await self._schema.migrate()
-        elif pending := await self._schema.pending():
+        elif pending:
             raise ConfigurationError(
                 f"the schema '{self._sql.schema}' lacks migration {pending[0]}; "
                 "run: windlass migrate"
