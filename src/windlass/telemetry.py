@@ -19,6 +19,7 @@ LEVELS = {
     "store.unavailable": logging.WARNING,
     "clock.jumped": logging.WARNING,
     "listener.lost": logging.WARNING,
+    "listener.deaf": logging.WARNING,
     "server.restarted": logging.WARNING,
     "migration.waiting": logging.WARNING,
     "claim.rescued": logging.WARNING,

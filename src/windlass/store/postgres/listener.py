@@ -1,82 +1,150 @@
 """LISTEN on a connection of its own: tells fetchers to look before they would poll."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+from uuid import uuid4
 
 import asyncpg
 
-from windlass.model.errors import StoreUnavailable
+from windlass.model.errors import ConfigurationError, StoreUnavailable
+from windlass.service import first_of, stop_task
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.dial import Revive
+from windlass.store.postgres.statements import Statements
+from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import SqlFiles
 from windlass.telemetry import emit
 
-PROBE_EVERY = 5.0  # seconds without a sign of life before the connection is tried
-REPAIR_AFTER = 1.0  # seconds between two attempts to connect again
+START_WITHIN = 1.0  # seconds that a worker waits for the first connection before it polls
+CONNECT_WITHIN = 5.0  # seconds
+ECHO_WITHIN = 5.0  # seconds for a notification to arrive
+PROBE_EVERY = 2.5  # seconds
+ANSWER_WITHIN = 2.5  # seconds for the answer to a probe; a dead connection is known after both
+SHORTEST_PAUSE = 0.1  # seconds before it is tried again
+LONGEST_PAUSE = 5.0
+LONGEST_UNTIL_MENDED = 30.0  # after what only somebody else can mend
+
+ENDED = "the session that listened was ended"
+DEAF = (
+    "wake-ups are off and new work is found by polling, since {}; set direct_url to a URL of this "
+    "database on the server itself, with no pooler in transaction mode before it"
+)
 
 
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(self, url: str, sql: SqlFiles, *, pooler: bool, revive: Revive | None) -> None:
+    def __init__(
+        self, url: str, sql: SqlFiles, run: Statements, *, revive: Revive | None
+    ) -> None:
         self._url = url
-        self._sql = sql
-        self._pooler = pooler
         self._revive = revive
-        self._connection: asyncpg.Connection | None = None
+        self._sql = sql
+        self._run = run
+        self._wake_channel = sql.in_schema("windlass.wake")
+        self._echo_channel = sql.in_schema("windlass.echo")
+        self._tried = asyncio.Event()
+        self._entered = False
+        self._told: set[str] = set()  # of this outage
+        self._failures = 0
 
     @asynccontextmanager
     async def listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
         """Call `wake` on every notification until the context is left."""
-        await self._connect(wake)
-        task = asyncio.create_task(self._keep(wake), name="windlass-listener")
+        keeping = asyncio.create_task(self._keep(wake), name="windlass-listener")
         try:
+            # Not until it listens: a worker can do without.
+            await first_of(self._tried.wait(), asyncio.sleep(START_WITHIN))
+            self._entered = True
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            if self._connection is not None:
-                self._connection.terminate()
+            await stop_task(keeping)
 
-    async def _connect(self, wake: Callable[[], None]) -> None:
-        self._connection = connection = await connect(
-            self._url, pooler=self._pooler, revive=self._revive
-        )
+    async def _keep(self, wake: Callable[[], None]) -> None:
+        while True:
+            try:
+                await self._listen(wake)
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next one may listen
+                needs_mending = isinstance(error, ConfigurationError)
+                self._tell("listener.deaf" if needs_mending else "listener.lost", error)
+                self._tried.set()
+                await self._pause(LONGEST_UNTIL_MENDED if needs_mending else LONGEST_PAUSE)
+
+    def _tell(self, event: str, error: Exception) -> None:
+        """Say each once in an outage: that it began, and that somebody has to mend something."""
+        if event not in self._told:
+            self._told.add(event)
+            emit(event, error=error)
+
+    async def _pause(self, longest: float) -> None:
+        pause = min(SHORTEST_PAUSE * 2.0 ** min(self._failures, 10), longest)
+        self._failures += 1
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+    async def _listen(self, wake: Callable[[], None]) -> NoReturn:
+        """Listen until the connection is dead, and raise what it died of."""
+        ended = asyncio.Event()
 
         def notified(*_: Any) -> None:
             wake()
 
-        with translated(self._url):
-            await connection.add_listener(self._sql.in_schema("windlass.wake"), notified)
-
-    async def _keep(self, wake: Callable[[], None]) -> None:
-        while True:
-            if self._connection is not None:
-                await self._watch(self._connection)
-            await self._reconnect(wake)
-            wake()  # something may have been missed
-
-    async def _watch(self, connection: asyncpg.Connection) -> None:
-        """Return once the connection is dead."""
-        while not connection.is_closed():
-            await asyncio.sleep(PROBE_EVERY)
-            try:
-                with translated(self._url):
-                    await connection.execute(self._sql.statement("probe"), timeout=PROBE_EVERY)
-            except (StoreUnavailable, TimeoutError) as error:
-                connection.terminate()
-                emit("listener.lost", error=error)
-                return
-
-    async def _reconnect(self, wake: Callable[[], None]) -> None:
-        while True:
-            try:
-                await self._connect(wake)
-            except StoreUnavailable:
-                await asyncio.sleep(REPAIR_AFTER)
-            else:
+        connection = await self._connect()
+        try:
+            connection.add_termination_listener(lambda _: ended.set())
+            with translated(self._url):
+                async with asyncio.timeout(CONNECT_WITHIN + ECHO_WITHIN):
+                    await self._hear_echo(connection, ended)
+                    await connection.add_listener(self._wake_channel, notified)
+            if self._told:
+                self._told.clear()
                 emit("listener.repaired")
-                return
+            self._tried.set()
+            if self._entered:
+                wake()  # something may have been missed
+            with translated(self._url):
+                await self._watch(connection, ended)
+        finally:
+            connection.terminate()
+
+    async def _connect(self) -> asyncpg.Connection:
+        with translated(self._url):
+            async with asyncio.timeout(CONNECT_WITHIN):
+                return await connect(self._url, pooler=False, revive=self._revive)
+
+    async def _hear_echo(self, connection: asyncpg.Connection, ended: asyncio.Event) -> None:
+        """Raise unless what another session says arrives here while this one does nothing.
+
+        A pooler in transaction mode takes a LISTEN and delivers nothing. It is tried on a channel
+        of its own, since that LISTEN stays in a session of somebody else.
+        """
+        word, heard = uuid4().hex, asyncio.Event()
+
+        def echoed(_connection: Any, _process: int, _channel: str, said: str) -> None:
+            if said == word:
+                heard.set()
+
+        await connection.add_listener(self._echo_channel, echoed)
+        await self._run.execute("echo", word)
+        await first_of(heard.wait(), ended.wait(), asyncio.sleep(ECHO_WITHIN))
+        await connection.remove_listener(self._echo_channel, echoed)
+        if ended.is_set():
+            raise StoreUnavailable(ENDED)
+        if not heard.is_set():
+            raise ConfigurationError(
+                DEAF.format(f"notifications do not arrive from {address(self._url)}")
+            )
+
+    async def _watch(self, connection: asyncpg.Connection, ended: asyncio.Event) -> NoReturn:
+        """Look after the connection until it is dead, and raise what it died of."""
+        session = None
+        while not ended.is_set():
+            row = await connection.fetchrow(self._sql.statement("probe"), timeout=ANSWER_WITHIN)
+            session = session or row["session"]
+            if row["session"] != session or not row["listens"]:
+                raise StoreUnavailable("the connection has lost the session that listened")
+            await first_of(ended.wait(), asyncio.sleep(PROBE_EVERY))
+            self._failures = 0  # it has held for a while
+        raise StoreUnavailable(ENDED)

@@ -1,8 +1,8 @@
 """The PostgreSQL adapter: one method is one transaction, nearly always one statement file."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 import asyncpg
@@ -13,11 +13,12 @@ from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
-from windlass.store.postgres.listener import Listener
+from windlass.store.postgres.listener import DEAF, Listener
 from windlass.store.postgres.parts import PostgresOptions
 from windlass.store.postgres.reading import ReadVerbs
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.settling import SettleVerbs
+from windlass.telemetry import emit
 
 __all__ = ["PostgresOptions", "PostgresStore"]
 
@@ -76,7 +77,15 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         return PostgresStore(replace(self._options, pool_size=1, auto_migrate=False))
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        listener = Listener(
-            self._direct, self._sql, pooler=self._direct_is_pooler, revive=self._direct_revive
+        if self._direct_is_pooler:
+            return _deaf()
+        return Listener(self._direct, self._sql, self._run, revive=self._direct_revive).listening(
+            wake
         )
-        return listener.listening(wake)
+
+
+@asynccontextmanager
+async def _deaf() -> AsyncIterator[None]:
+    """Listen to nothing: a LISTEN would stay in a session of the pooler, for nobody."""
+    emit("listener.deaf", reason=DEAF.format("there is no way around the pooler"))
+    yield

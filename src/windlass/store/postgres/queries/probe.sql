@@ -1,2 +1,4 @@
--- probe: whether the connection still answers.
-SELECT 1
+-- probe: in which session this runs, and whether that one is told of new work.
+SELECT
+    pg_backend_pid() AS session,
+    'windlass.wake' IN (SELECT pg_listening_channels()) AS listens

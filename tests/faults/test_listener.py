@@ -1,0 +1,394 @@
+"""A listener notices by itself that it hears nothing, and repairs itself; polling delivers meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from contract.pgbouncer import SESSIONS, Pooler
+from contract.postgres_sessions import LEASE, WORKER, add, worker_info
+from faults.proxy import Proxy
+from faults.said import DEADLINE, Said
+from faults.servers import Server
+from windlass import App
+from windlass.store.postgres import connection as connection_module
+from windlass.store.postgres import listener
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # where nothing listens
+FOR_EVER = 1e6  # seconds
+EVENTS = "listener."
+LISTENING = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'windlass'
+    AND query LIKE '%pg_listening_channels%'
+"""
+
+
+@pytest.fixture
+async def said() -> AsyncIterator[Said]:
+    with Said.listening() as said:
+        yield said
+
+
+@pytest.fixture
+async def around(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(sql_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def proxy(sql_url: str) -> AsyncIterator[Proxy]:
+    """Before the listener alone."""
+    async with Proxy(sql_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a dead connection be known soon, and be tried again soon."""
+    monkeypatch.setattr(listener, "PROBE_EVERY", 0.05)
+    monkeypatch.setattr(listener, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(listener, "CONNECT_WITHIN", 1.0)
+    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(listener, "LONGEST_UNTIL_MENDED", 0.1)
+
+
+class Ear:
+    """An idle worker that listens, and how often it was woken."""
+
+    def __init__(self, store: PostgresStore) -> None:
+        self.store = store
+        self.woken = asyncio.Event()
+
+    async def hears(self, act: Callable[[], Awaitable[object]]) -> None:
+        """Act, and wait until it is woken."""
+        self.woken.clear()
+        await act()
+        await asyncio.wait_for(self.woken.wait(), DEADLINE)
+
+    async def hears_of_a_task(self) -> None:
+        await self.hears(lambda: add(self.store))
+
+
+@asynccontextmanager
+async def listening(url: str, direct_url: str | None, **options: Any) -> AsyncIterator[Ear]:
+    store = PostgresStore(PostgresOptions(url=url, direct_url=direct_url, **options))
+    await store.open()
+    await store.register(worker_info(), lease=LEASE)
+    await store.set_idle(WORKER, idle=True)
+    ear = Ear(store)
+    try:
+        async with store.listen(ear.woken.set):
+            yield ear
+    finally:
+        await store.close()
+
+
+async def listening_session(around: asyncpg.Connection) -> int:
+    async with asyncio.timeout(DEADLINE):
+        while (pid := await around.fetchval(LISTENING)) is None:
+            await asyncio.sleep(0.01)
+    return int(pid)
+
+
+# What befalls its connection
+
+
+def test_a_dead_connection_is_known_within_five_seconds() -> None:
+    assert listener.PROBE_EVERY + listener.ANSWER_WITHIN <= 5
+
+
+async def test_a_session_that_is_ended_is_noticed_without_a_probe(
+    sql_url: str, around: asyncpg.Connection, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "PROBE_EVERY", FOR_EVER)
+    async with listening(sql_url, None) as ear:
+        session = await listening_session(around)
+
+        await ear.hears(lambda: around.execute("SELECT pg_terminate_backend($1)", session))
+
+        await ear.hears_of_a_task()
+        assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_connection_on_which_nothing_passes_is_noticed(
+    sql_url: str, proxy: Proxy, said: Said
+) -> None:
+    async with listening(sql_url, proxy.url(sql_url)) as ear:
+        assert proxy.half_open_all() == 1
+
+        await said.until("listener.repaired")
+
+        await ear.hears_of_a_task()
+        assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_session_that_no_longer_listens_is_noticed(
+    sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect_and_unlisten(url: str, *, pooler: bool) -> asyncpg.Connection:
+        monkeypatch.setattr(listener, "connect", connection_module.connect)
+        session = await connection_module.connect(url, pooler=pooler)
+        probe = session.fetchrow
+
+        async def unlisten_before(*arguments: Any, **options: Any) -> Any:
+            await session.execute("UNLISTEN *")
+            return await probe(*arguments, **options)
+
+        session.fetchrow = unlisten_before
+        return session
+
+    monkeypatch.setattr(listener, "connect", connect_and_unlisten)
+    async with listening(sql_url, None) as ear:
+        await said.until("listener.repaired")
+
+        await ear.hears_of_a_task()
+        assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_outage_is_told_once_however_often_it_tries(
+    sql_url: str, proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    enough = asyncio.Event()
+
+    async def counted(url: str, *, pooler: bool) -> asyncpg.Connection:
+        nonlocal tries
+        tries += 1
+        if tries > 5:
+            enough.set()
+        return await connection_module.connect(url, pooler=pooler)
+
+    monkeypatch.setattr(listener, "connect", counted)
+    async with listening(sql_url, proxy.url(sql_url)) as ear:
+        proxy.refusing = True
+        proxy.cut_all()
+        await asyncio.wait_for(enough.wait(), DEADLINE)
+        assert said.events(EVENTS) == ["listener.lost"]
+
+        proxy.refusing = False
+        await said.until("listener.repaired")
+
+        await ear.hears_of_a_task()
+        assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_listener_survives_an_error_that_nobody_knows(
+    sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail_once(url: str, *, pooler: bool) -> asyncpg.Connection:
+        monkeypatch.setattr(listener, "connect", connection_module.connect)
+        raise RuntimeError("never seen before")
+
+    monkeypatch.setattr(listener, "connect", fail_once)
+    async with listening(sql_url, None) as ear:
+        await said.until("listener.repaired")
+
+        await ear.hears_of_a_task()
+        assert "listener.lost error=RuntimeError: never seen before" in said.lines
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
+    sql_url: str, around: asyncpg.Connection, said: Said
+) -> None:
+    role = f"ears_{uuid4().hex}"
+    await around.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    parts = urlsplit(sql_url)
+    host = parts.netloc.rpartition("@")[2]
+    as_role = urlunsplit(parts._replace(netloc=f"{role}:secret@{host}"))
+    try:
+        async with listening(sql_url, as_role) as ear:
+            await around.execute(f"ALTER ROLE {role} NOLOGIN")
+            await around.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", role
+            )
+            await said.until("listener.deaf")
+            assert "not permitted to log in" in said.lines[-1]
+            assert "secret" not in said.lines[-1]
+
+            await around.execute(f"ALTER ROLE {role} LOGIN")
+            await said.until("listener.repaired")
+
+            await ear.hears_of_a_task()
+            assert said.events(EVENTS) == ["listener.lost", "listener.deaf", "listener.repaired"]
+    finally:
+        await around.execute(f"DROP ROLE {role}")
+
+
+async def test_a_listener_outlives_a_restart_of_the_server(tmp_path: Path, said: Said) -> None:
+    server = await asyncio.to_thread(Server, tmp_path / "server")
+    try:
+        async with listening(server.url, None) as ear:
+            await asyncio.to_thread(server.restart)
+            await said.until("listener.repaired")
+
+            await ear.hears_of_a_task()
+            assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
+    finally:
+        await asyncio.to_thread(server.release)
+
+
+# What a worker does without it
+
+
+async def run_one(app: App) -> None:
+    """Let a worker that is there already run a task."""
+    handle = await app.enqueue("double", {"number": 21})
+    assert await handle.result(DEADLINE) == 42
+
+
+def app_with(url: str, direct_url: str) -> App:
+    app = App(url, direct_url=direct_url, poll=0.2)
+
+    @app.task
+    async def double(number: int) -> int:
+        return 2 * number
+
+    return app
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_while_the_listener_is_lost_polling_delivers(
+    sql_url: str, proxy: Proxy, said: Said
+) -> None:
+    async with app_with(sql_url, proxy.url(sql_url)) as app, app.worker():
+        await run_one(app)
+        proxy.pause()
+        await said.until("listener.lost")
+
+        await run_one(app)
+
+        assert said.events(EVENTS) == ["listener.lost"]
+        proxy.resume()
+        await said.until("listener.repaired")
+        await run_one(app)
+
+
+@pytest.mark.parametrize(
+    ("direct_url", "event"),
+    [(NOWHERE, "listener.lost"), ("no such role", "listener.deaf")],
+    ids=["nowhere", "refused"],
+)
+async def test_a_worker_whose_direct_url_is_wrong_says_so_and_polls(
+    sql_url: str, said: Said, direct_url: str, event: str
+) -> None:
+    if direct_url == "no such role":
+        parts = urlsplit(sql_url)
+        host = parts.netloc.rpartition("@")[2]
+        direct_url = urlunsplit(parts._replace(netloc=f"nobody_{uuid4().hex}:secret@{host}"))
+    async with app_with(sql_url, direct_url) as app, app.worker():
+        await run_one(app)
+
+        await said.until(event)
+        assert said.events(EVENTS) == [event]
+
+
+async def test_a_worker_does_not_wait_for_a_listener_that_gets_no_answer(
+    sql_url: str, proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "CONNECT_WITHIN", FOR_EVER)
+    monkeypatch.setattr(listener, "START_WITHIN", 0.1)
+    proxy.pause()
+    async with app_with(sql_url, proxy.url(sql_url)) as app, app.worker():
+        await run_one(app)
+
+    assert said.events(EVENTS) == []
+
+
+async def test_who_began_before_it_listened_is_woken_once_it_does(
+    sql_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "START_WITHIN", 0.1)
+    proxy.pause()
+    async with listening(sql_url, proxy.url(sql_url)) as ear:
+
+        async def resume() -> None:
+            proxy.resume()
+
+        await ear.hears(resume)
+
+
+# A pooler in between
+
+
+IGNORED = (
+    "default_transaction_isolation",
+    "idle_in_transaction_session_timeout",
+    "jit",
+    "tcp_keepalives_idle",
+    "tcp_keepalives_interval",
+    "tcp_keepalives_count",
+)
+
+
+@pytest.fixture
+def transaction_pooler(server_url: str) -> Iterator[Pooler]:
+    with Pooler.running(server_url, ignored=IGNORED) as pooler:
+        yield pooler
+
+
+@pytest.fixture
+def session_pooler(server_url: str) -> Iterator[Pooler]:
+    with Pooler.running(server_url, mode="session", ignored=IGNORED) as pooler:
+        yield pooler
+
+
+async def channels(pooled_url: str, sessions: int) -> set[str]:
+    """The channels that any session of the pooler listens to."""
+    connections = [
+        await asyncpg.connect(pooled_url, statement_cache_size=0) for _ in range(sessions)
+    ]
+    found: set[str] = set()
+    try:
+        for connection in connections:
+            await connection.execute("BEGIN")  # so that each has a session of its own
+            rows = await connection.fetch("SELECT pg_listening_channels()")
+            found.update(row[0] for row in rows)
+    finally:
+        for connection in connections:
+            await connection.close()
+    return found
+
+
+async def test_a_way_around_that_is_a_pooler_in_transaction_mode_is_told(
+    transaction_pooler: Pooler, sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "ECHO_WITHIN", 0.5)
+    pooled_url = transaction_pooler.url(sql_url)
+    async with app_with(sql_url, pooled_url) as app, app.worker():
+        await run_one(app)
+
+        await said.until("listener.deaf")
+        assert "pooler in transaction mode" in said.lines[-1]
+        assert said.events(EVENTS) == ["listener.deaf"]
+    assert "windlass.wake" not in await channels(pooled_url, SESSIONS)
+
+
+async def test_a_way_around_that_is_a_pooler_in_session_mode_is_as_good(
+    session_pooler: Pooler, sql_url: str, said: Said
+) -> None:
+    async with listening(sql_url, session_pooler.url(sql_url)) as ear:
+        await ear.hears_of_a_task()
+
+    assert said.events(EVENTS) == []
+
+
+async def test_a_way_around_to_another_database_is_told(
+    sql_url: str, empty_sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "ECHO_WITHIN", 0.5)
+    async with listening(sql_url, empty_sql_url):
+        await said.until("listener.deaf")
