@@ -37,9 +37,7 @@ DEAF = (
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(
-        self, url: str, sql: SqlFiles, run: Statements, *, revive: Revive | None
-    ) -> None:
+    def __init__(self, url: str, sql: SqlFiles, run: Statements, *, revive: Revive | None) -> None:
         self._url = url
         self._revive = revive
         self._sql = sql
