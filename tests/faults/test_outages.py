@@ -142,6 +142,23 @@ def test_a_server_without_a_connection_to_spare_costs_no_lease(
     assert runs(tmp_path)["across 0"] == 1
 
 
+def test_more_workers_than_a_server_has_connections_for_take_turns(
+    start: Start, tmp_path: Path
+) -> None:
+    server = Server(tmp_path / "server", max_connections="12", superuser_reserved_connections="0")
+    try:
+        asyncio.run(enqueue(server.url, "short", 100))
+        workers = [start(url=server.url, settings=PATIENT) for _ in range(6)]
+        until(lambda: sum("worker.started" in worker.said() for worker in workers) >= 2)
+        until(lambda: any("too many clients" in worker.said() for worker in workers))
+        for worker in workers:
+            assert worker.stop() == 0, worker.said()
+            assert "Traceback" not in worker.said()
+        assert completed(server.url) == 100
+    finally:
+        server.release()
+
+
 def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
     server: Server, start: Start, tmp_path: Path
 ) -> None:
