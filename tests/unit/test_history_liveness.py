@@ -1,0 +1,118 @@
+"""What has to happen after the last fault, and how long lost work was lost."""
+
+from dataclasses import replace
+from math import inf
+
+from unit.told_history import Story
+from windlass.testing.history_check import Pause, Quiet, check_liveness, recoveries
+
+QUIET = Quiet(since=100, until=200, sweep=1, term=3)
+
+
+def told(story: Story, quiet: Quiet = QUIET) -> list[str]:
+    return [violation.rule for violation in check_liveness(story.history(), quiet)]
+
+
+def led() -> Story:
+    return Story().wait(100).led(1)
+
+
+def test_a_run_that_drains_is_clean() -> None:
+    story = led().born().placed().placed(is_there=False).claimed("t").ended("t")
+
+    assert told(story) == []
+
+
+def test_a_ready_task_that_is_not_granted_is_found() -> None:
+    assert told(led().born().placed()) == ["L1", "L4"]
+
+
+def test_a_ready_task_that_was_granted_late_is_found() -> None:
+    story = led().born().placed().wait(5).placed(is_there=False).claimed("t").ended("t")
+
+    assert told(story) == ["L1"]
+
+
+def test_what_would_be_late_after_the_end_is_not_decided() -> None:
+    quiet = replace(QUIET, until=104)
+
+    assert told(led().born().placed(), quiet) == ["L4"]
+
+
+def test_a_lost_claim_that_nobody_rescues_is_found() -> None:
+    story = Story().led(1).born().placed().placed(is_there=False).claimed("t").wait(97).led(2)
+
+    assert told(story) == ["L1", "L4"]
+
+
+def test_a_lost_claim_that_was_rescued_in_time_is_clean() -> None:
+    story = Story().born().placed().placed(is_there=False).wait(94).claimed("t").led(1).wait(4)
+    story.returned(None).placed(generation=2).placed(generation=2, is_there=False)
+
+    assert told(story.claimed("u", 2).ended("u", generation=2)) == []
+
+
+def test_a_seat_that_stays_empty_is_found() -> None:
+    assert told(Story().led(1)) == ["L2"]
+    assert told(Story().wait(104).led(1)) == []
+    assert told(Story().wait(105).led(1)) == ["L2"]
+
+
+def test_a_task_that_is_due_and_not_made_ready_is_found() -> None:
+    story = led().born(due=150).placed("scheduled")
+
+    assert told(story) == ["L3", "L4"]
+    assert told(story, replace(QUIET, until=149)) == []
+
+
+def test_a_task_that_was_made_ready_late_is_found() -> None:
+    story = led().born(due=150).placed("scheduled").wait(50)
+    story.placed("scheduled", is_there=False).placed().placed(is_there=False)
+
+    assert told(story.claimed("t").ended("t")) == ["L3"]
+
+
+def test_a_task_may_wait_for_its_queue_or_its_type() -> None:
+    story = led().born().placed()
+
+    assert told(story, replace(QUIET, types=frozenset({"mail"}))) == []
+    story.pauses.append(Pause(queue="q", since=0))
+    assert told(story) == []
+
+
+def test_a_worker_that_does_not_claim_again_is_found() -> None:
+    story = led().born().claimed("t", worker="w").ended("t")
+    quiet = replace(QUIET, workers=frozenset({"w", "v"}))
+
+    (violation,) = check_liveness(story.history(), quiet)
+
+    assert violation.rule == "L5"
+    assert "worker v" in violation.says
+
+
+def test_a_recovery_is_measured_from_the_death_to_the_next_grant() -> None:
+    story = Story().born().claimed("t").wait(6).led(1).returned(None).claimed("u", 2, worker="v")
+
+    (recovery,) = recoveries(story.history(), {"w": 4.0})
+
+    assert recovery.seconds == 7.0
+
+
+def test_a_recovery_is_measured_from_the_end_of_an_outage_it_fell_into() -> None:
+    story = Story().born().claimed("t").wait(6).led(1).returned(None).claimed("u", 2, worker="v")
+
+    (recovery,) = recoveries(story.history(), {"w": 4.0}, [(0.0, 1.0), (5.0, 8.0), (12.0, 13.0)])
+
+    assert recovery.seconds == 3.0
+
+
+def test_what_a_worker_had_settled_before_its_death_needs_no_recovery() -> None:
+    story = Story().born().claimed("t").ended("t")
+
+    assert recoveries(story.history(), {"w": 4.0}) == []
+
+
+def test_a_task_that_never_came_back_took_for_ever() -> None:
+    (recovery,) = recoveries(Story().born().claimed("t").history(), {"w": 4.0})
+
+    assert recovery.seconds == inf
