@@ -1,0 +1,224 @@
+"""Ways to break the engine, and for each a run that goes wrong by it and by nothing else."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from contract.postgres_sessions import (
+    AGEING,
+    DEADLINE,
+    LEASE,
+    OTHER_WORKER,
+    SECOND,
+    TERM,
+    WORKER,
+    Session,
+    Sessions,
+    add,
+    new_task,
+)
+from windlass.model.task import Claim, ClaimRequest, Outcome, Pulse, Settlement
+from windlass.store.postgres.store import PostgresStore
+from windlass.testing.history_check import ClientLog
+
+TERMINATE = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid()
+"""
+IS_BLOCKED = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity WHERE datname = current_database() AND $1 = ANY (pg_blocking_pids(pid))
+)
+"""
+FENCE = """
+        SELECT c.token, c.worker_id, c.claimed_at
+        FROM windlass.claim c
+        WHERE c.token = ANY (tokens)
+        ORDER BY c.token
+        FOR KEY SHARE
+"""
+NO_FENCE = """
+        SELECT DISTINCT c.token, NULL::uuid AS worker_id, windlass.clock() AS claimed_at
+        FROM unnest(tokens) AS c (token)
+"""
+GENERATION = ("t.generation = s.generation", "true")
+RECHECK = "        FOR UPDATE SKIP LOCKED\n    LOOP"
+LOCK_TIMEOUT = "SET lock_timeout TO '100ms'"
+NOT_EXISTS = """
+UPDATE windlass.leadership l
+SET holder = $1, term = l.term + 1, expires_at = windlass.clock() + $3::interval
+WHERE $2::bigint IS NULL
+    AND NOT EXISTS (SELECT FROM windlass.leadership o WHERE o.expires_at > windlass.clock())
+RETURNING l.term
+"""
+
+
+@dataclass(slots=True)
+class World:
+    """A store of which everything is recorded, and sessions beside it."""
+
+    store: PostgresStore
+    sessions: Sessions
+    client: ClientLog
+
+    async def rewrite(self, function: str, *changes: tuple[str, str]) -> None:
+        """Change the text of a function, which has to be what the change expects."""
+        watcher = self.sessions.watcher
+        name = f"windlass.{function}"
+        text: str = await watcher.fetchval("SELECT pg_get_functiondef($1::regproc)", name)
+        for old, new in changes:
+            assert old in text, f"{name} has changed: {old}"
+            text = text.replace(old, new)
+        await watcher.execute(text)
+
+    async def claim(self, worker: Any, limit: int = 10) -> Claim | None:
+        answer = await self.store.claim(ClaimRequest(worker, ("resize",), limit, LEASE, AGEING))
+        return answer.claim
+
+    async def granted(self, worker: Any, limit: int = 10) -> Claim:
+        claim = await self.claim(worker, limit)
+        assert claim is not None
+        return claim
+
+    async def settle(self, claim: Claim, outcome: Outcome, place: int = 0) -> None:
+        task = claim.tasks[place]
+        await self.store.settle([Settlement(claim.token, task.id, task.generation, outcome)])
+
+    async def rescue(self) -> None:
+        leadership = await self.store.lead(WORKER, current=None, term=TERM)
+        assert leadership is not None
+        await self.store.rescue(1000, leadership=leadership)
+
+    async def until_done_or_blocked(self, call: asyncio.Task[Any], session: Session) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not call.done():
+            if await self.sessions.watcher.fetchval(IS_BLOCKED, session.pid):
+                return
+            assert time.monotonic() < deadline, "neither ended nor waited"
+            await asyncio.sleep(0.005)
+
+
+# Runs
+
+
+async def a_zombie_settles(world: World) -> None:
+    """A worker is stopped until its claim was rescued and granted anew, and then goes on."""
+    await add(world.store)
+    zombie = await world.granted(WORKER)
+    await world.sessions.advance(LEASE + SECOND)
+    await world.rescue()
+    owner = await world.granted(OTHER_WORKER)
+
+    await world.settle(zombie, Outcome.COMPLETED)
+    await world.settle(owner, Outcome.COMPLETED)
+
+
+async def a_settlement_is_repeated(world: World) -> None:
+    """The answer to a release was lost, so it is sent again; the task has another owner by then."""
+    await add(world.store, 2)
+    claim = await world.granted(WORKER)
+    await world.settle(claim, Outcome.RELEASED)
+    await world.granted(OTHER_WORKER)
+
+    await world.settle(claim, Outcome.RELEASED)
+    await world.settle(claim, Outcome.COMPLETED, place=1)
+
+
+async def a_claim_is_extended_at_the_last_moment(world: World) -> None:
+    """A rescue sees an expired claim while the heartbeat that prolonged it has yet to commit."""
+    await add(world.store)
+    claim = await world.granted(WORKER)
+    await world.sessions.advance(LEASE - 10 * SECOND)
+    heart = await world.sessions.begin()
+    await heart.store.pulse(Pulse(WORKER, [claim.token], LEASE, running=1, idle=False))
+    await world.sessions.advance(LEASE + SECOND)
+
+    sweep = asyncio.ensure_future(world.rescue())
+    await world.until_done_or_blocked(sweep, heart)
+    await heart.commit()
+    await sweep
+    await world.claim(OTHER_WORKER)
+    await world.settle(claim, Outcome.COMPLETED)
+
+
+async def sessions_are_cut_after_the_answer(world: World, store: PostgresStore) -> None:
+    """A client is told that its task is enqueued; then every connection breaks."""
+    intent = world.client.invoke("resize")
+    (answer,) = await store.enqueue([new_task(tags=(intent,))])
+    world.client.ok(intent, answer.id)
+    await world.sessions.watcher.execute(TERMINATE)
+
+
+async def acknowledged(world: World) -> None:
+    await sessions_are_cut_after_the_answer(world, world.store)
+
+
+async def acknowledged_before_commit(world: World) -> None:
+    session = await world.sessions.begin()
+    await sessions_are_cut_after_the_answer(world, session.store)
+
+
+async def two_stand_for_election(world: World, statement: str | None = None) -> None:
+    """The second candidate asks while the first has won and has yet to commit."""
+    first = await world.sessions.begin()
+    if statement is not None:
+        for store in (first.store, world.store):
+            assert "FOR UPDATE" in store._sql.statement("lead")
+            store._sql._statements["lead"] = statement
+    await first.store.lead(WORKER, current=None, term=TERM)
+    second = await world.sessions.blocked(
+        world.store.lead(OTHER_WORKER, current=None, term=timedelta(minutes=1)), by=first
+    )
+    await first.commit()
+    await second
+
+
+async def two_stand_and_look_first(world: World) -> None:
+    await two_stand_for_election(world, NOT_EXISTS)
+
+
+# What is broken
+
+
+async def fence_off(world: World) -> None:
+    await world.rewrite("settle_tasks", (FENCE, NO_FENCE), GENERATION)
+
+
+async def generation_off(world: World) -> None:
+    await world.rewrite("settle_tasks", GENERATION)
+
+
+async def expiry_not_rechecked(world: World) -> None:
+    await world.rewrite(
+        "rescue_claims", (RECHECK, "    LOOP"), (LOCK_TIMEOUT, "SET lock_timeout TO 0")
+    )
+
+
+async def nothing(world: World) -> None:
+    """The run itself is what is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is broken, what happens then, what happens otherwise, and who finds out."""
+
+    breaks: Callable[[World], Awaitable[None]]
+    run: Callable[[World], Awaitable[None]]
+    rule: str
+    unbroken: Callable[[World], Awaitable[None]] | None = None
+
+
+MUTANTS = {
+    "fence off": Mutant(fence_off, a_zombie_settles, "I4"),
+    "generation off": Mutant(generation_off, a_settlement_is_repeated, "I4"),
+    "expiry not re-checked": Mutant(
+        expiry_not_rechecked, a_claim_is_extended_at_the_last_moment, "I3"
+    ),
+    "ack before commit": Mutant(nothing, acknowledged_before_commit, "I1", acknowledged),
+    "election by NOT EXISTS": Mutant(
+        nothing, two_stand_and_look_first, "I9", two_stand_for_election
+    ),
+}
