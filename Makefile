@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pooled check format stress bench clean
+.PHONY: help demo test pooled check format stress chaos bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ format: $(INSTALLED) ## Format the code
 
 stress: $(INSTALLED) ## Kill workers while they work, and count every task
 	$(BIN)/python -m pytest -m stress -s
+
+chaos: $(INSTALLED) ## Ten minutes of kills, stops, restarts and cuts; CHAOS_SECONDS, CHAOS_SEED
+	@PYTHONPATH=tests $(BIN)/python -m chaos
 
 bench: $(INSTALLED) ## Measure a drain beside what the store alone allows
 	@$(BIN)/python bench/drain.py

@@ -1,0 +1,113 @@
+"""What a run of chaos came to: the figures, and every promise that was broken."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from chaos.world import World
+from windlass.testing.history_check import (
+    History,
+    Quiet,
+    Recovery,
+    check,
+    check_liveness,
+    recoveries,
+)
+from windlass.testing.history_check.events import Claimed, Ended, Led, Pulsed, Registered, Returned
+
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left behind."""
+
+    world: World
+    history: History
+    quiet: Quiet
+    recover_within: float
+    left: list[str]
+    log: str
+
+
+def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
+    """Print the report; return the exit code."""
+    world, history = outcome.world, outcome.history
+    for name, count in sorted(world.counts.items()):
+        print(f"{name:<28}{count}")
+    ended = [event for event in history.events if isinstance(event, Ended)]
+    rescued = [event for event in history.events if isinstance(event, Returned) and not event.token]
+    terms = {event.term for event in history.events if isinstance(event, Led)}
+    print(f"{'tasks ended':<28}{len(ended)}")
+    print(f"{'handlers called':<28}{len(history.runs)}")
+    print(f"{'tasks rescued':<28}{len(rescued)}")
+    print(f"{'terms of leaders':<28}{len(terms)}")
+    print(f"{'failed starts of workers':<28}{world.fleet.failed_starts}")
+    deaths, leaderless = lost(outcome)
+    raw = recoveries(history, deaths)
+    measured = recoveries(history, deaths, [*world.server.outages, *leaderless])
+    _tell_times("recovery, as it was", [one.seconds for one in raw])
+    _tell_times("recovery, less outages", [one.seconds for one in measured])
+    _tell_times("database away", [end - begin for begin, end in world.server.outages])
+    _tell_silences(outcome)
+    for violation in [*check(history), *check_liveness(history, outcome.quiet)][:MOST_SHOWN]:
+        troubles.append(str(violation))
+    troubles += late(measured, outcome.recover_within)
+    for trouble in troubles:
+        print(f"BROKEN  {trouble}")
+    if troubles:
+        print("\n".join(outcome.log.splitlines()[-40:]))
+    print(f"{'broken' if troubles else 'all promises were kept'}, seed {seed}")
+    return 1 if troubles else 0
+
+
+def late(measured: list[Recovery], within: float) -> list[str]:
+    return [
+        f"task {one.task} of lost worker {one.worker} waited {one.seconds:.1f} s, not {within:.1f}"
+        for one in measured
+        if one.seconds > within
+    ][:MOST_SHOWN]
+
+
+def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]:
+    """When each killed worker died, and from when to when there was no leader because of a fault."""
+    fleet = outcome.world.fleet
+    entered = [e for e in outcome.history.events if isinstance(e, Registered) and e.is_there]
+    deaths: dict[str, float] = {}
+    for death in fleet.deaths:
+        own = [e.worker for e in entered if e.pid == death.pid and e.at < death.at]
+        deaths.update(dict.fromkeys(own[-1:], death.at))
+    faults = [(one.pid, one.at) for one in fleet.deaths] + [(s.pid, s.since) for s in fleet.stops]
+    led = [event for event in outcome.history.events if isinstance(event, Led)]
+    leaderless = []
+    for pid, at in faults:
+        own_ids = {e.worker for e in entered if e.pid == pid and e.at < at}
+        before = [event for event in led if event.at <= at]
+        if before and before[-1].holder in own_ids:
+            term = before[-1].term
+            after = [e.at for e in led if e.term > term]
+            leaderless.append((at, min(after, default=inf)))
+    return deaths, leaderless
+
+
+def _tell_times(name: str, seconds: list[float]) -> None:
+    times = sorted(seconds)
+    if times:
+        middle, most = times[len(times) // 2], times[min(len(times) - 1, len(times) * 95 // 100)]
+        print(
+            f"{name:<28}{len(times)}, median {middle:.1f} s, 95 of 100 within {most:.1f} s, "
+            f"longest {times[-1]:.1f} s"
+        )
+
+
+def _tell_silences(outcome: Outcome) -> None:
+    """The longest time that each worker which lived to the end was not heard of."""
+    heard: dict[str, list[float]] = defaultdict(list)
+    for event in outcome.history.events:
+        if isinstance(event, Pulsed | Claimed):
+            heard[event.worker].append(event.at)
+    for worker in sorted(outcome.quiet.workers):
+        times = sorted(heard[worker])
+        longest = max((b - a for a, b in pairwise(times)), default=0.0)
+        print(f"{'worker ' + worker[-12:]:<28}not heard of for {longest:.1f} s at most")

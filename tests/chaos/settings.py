@@ -1,0 +1,15 @@
+"""Under which a lost worker is noticed soon: what the run promises follows from these."""
+
+from typing import Any
+
+LEASE = 5.0
+SWEEP = 1.0
+TERM = 3.0
+SETTINGS: dict[str, Any] = {
+    "lease": LEASE,
+    "heartbeat": 1.0,
+    "sweep": SWEEP,
+    "leader_term": TERM,
+    "concurrency": 8,
+    "buffer": 8,
+}

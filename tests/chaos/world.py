@@ -1,0 +1,161 @@
+"""Everything that takes part in a run of chaos, and what happens to it."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from chaos.fleet import Fleet
+from chaos.server import Server
+from faults.proxy import Effect, Proxy, after, before, reply
+from windlass import App, StoreUnavailable
+from windlass.testing.history_check import ClientLog
+
+PACE = (0.2, 2.0)  # seconds between faults
+PRODUCERS = 4
+ENQUEUE_EVERY = 0.04  # seconds, of each producer
+STATEMENTS = (
+    "claim_tasks",
+    "settle_tasks",
+    "enqueue_tasks",
+    "rescue_claims",
+    "start_tasks",
+    "pulse",
+)
+POINTS = (before("Execute"), before("Commit"), after("Commit"), reply("CommandComplete"))
+
+
+@dataclass(slots=True)
+class World:
+    """The server, the proxy before it, the workers, and the clients."""
+
+    server: Server
+    proxy: Proxy
+    fleet: Fleet
+    client: ClientLog
+    app: App
+    chance: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
+    registered: set[int] = field(default_factory=set)
+    producing: bool = True
+    _resuming: set[asyncio.Task[None]] = field(default_factory=set)
+
+    # What happens
+
+    async def rage(self, seconds: float) -> None:
+        """Let faults happen for so long, one after the other but for those that last."""
+        until = time.monotonic() + seconds
+        names, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
+        while time.monotonic() < until:
+            await asyncio.sleep(self.chance.uniform(*PACE))
+            (name,) = self.chance.choices(names, weights)
+            await FAULTS[name][1](self)
+            await self.look_after_workers()
+
+    async def look_after_workers(self) -> None:
+        connection = await self.server.connect()
+        rows = await connection.fetch("SELECT pid FROM windlass.worker")
+        await connection.close()
+        self.registered.update(row["pid"] for row in rows)
+        self.fleet.replace_failed_starts(self.registered)
+
+    async def kill_worker(self) -> None:
+        self.counts["kills"] += 1
+        self.fleet.kill(self.chance.randrange(self.fleet.size))
+
+    async def stop_worker(self) -> None:
+        place, seconds = self.chance.randrange(self.fleet.size), self.chance.uniform(0.5, 12)
+        if self.fleet.stopped:  # the others have to go on
+            return
+        self.counts["stops"] += 1
+        pid = self.fleet.stop(place)
+
+        async def go_on() -> None:
+            await asyncio.sleep(seconds)
+            self.fleet.resume(pid)
+
+        task = asyncio.create_task(go_on())
+        self._resuming.add(task)
+        task.add_done_callback(self._resuming.discard)
+
+    async def restart_server(self, how: str) -> None:
+        self.counts[f"restarts ({how})"] += 1
+        await self.server.restart(how)
+
+    async def terminate_session(self) -> None:
+        self.counts["sessions ended"] += await self.server.terminate_one(
+            self.chance.randrange(1000)
+        )
+
+    async def cut_one(self) -> None:
+        self.counts["connections cut"] += self.proxy.cut_one(self.chance)
+
+    async def cut_all(self) -> None:
+        self.counts["connections cut"] += self.proxy.cut_all()
+
+    async def cut_statement(self) -> None:
+        """Cut the next connection that runs a certain statement, at a certain point of it."""
+        point, text = self.chance.choice(POINTS), self.chance.choice(STATEMENTS)
+        rule = self.proxy.at(point, Effect.CUT, text=text)
+        try:
+            await asyncio.wait_for(rule.reached.wait(), 1)
+            self.counts["statements cut"] += 1
+        except TimeoutError:
+            pass
+        finally:
+            self.proxy.drop(rule)
+
+    async def calm_down(self) -> None:
+        """Undo whatever lasts."""
+        for task in list(self._resuming):
+            task.cancel()
+        for pid in list(self.fleet.stopped):
+            self.fleet.resume(pid)
+
+    # Clients
+
+    async def produce(self, number: int) -> None:
+        """Enqueue until told otherwise; with a key again and again until it is known to be there."""
+        chance = random.Random(self.chance.random())
+        for turn in range(10**9):
+            if not self.producing:
+                return
+            await asyncio.sleep(ENQUEUE_EVERY * chance.uniform(0.5, 1.5))
+            name, payload = "short", {"milliseconds": chance.randint(20, 300)}
+            if chance.random() < 0.01:
+                name, payload = "long", {"seconds": 5}
+            options: dict[str, Any] = {}
+            if chance.random() < 0.1:
+                options["delay"] = chance.uniform(0, 5)
+            if chance.random() < 0.5:
+                options["idempotency_key"] = f"{number}-{turn}"
+            await self._enqueue(name, payload, options)
+
+    async def _enqueue(self, name: str, payload: dict[str, Any], options: dict[str, Any]) -> None:
+        while True:
+            try:
+                await self.client.enqueue(self.app, name, payload, **options)
+            except StoreUnavailable:
+                self.counts["enqueues not answered"] += 1
+                if "idempotency_key" not in options:
+                    return  # once more could make it two
+                await asyncio.sleep(0.2)
+            else:
+                self.counts["enqueues acknowledged"] += 1
+                return
+
+
+FAULTS: dict[str, tuple[float, Callable[[World], Awaitable[None]]]] = {
+    "kill": (5, World.kill_worker),
+    "stop": (3, World.stop_worker),
+    "restart": (0.7, lambda world: world.restart_server("fast")),
+    "immediate": (0.7, lambda world: world.restart_server("immediate")),
+    "crash": (0.7, lambda world: world.restart_server("kill")),
+    "terminate": (4, World.terminate_session),
+    "cut": (3, World.cut_one),
+    "cut all": (1, World.cut_all),
+    "cut statement": (4, World.cut_statement),
+}
