@@ -4,6 +4,7 @@ CHAOS_SECONDS says how long, CHAOS_SEED repeats a run's choices.
 """
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -42,6 +43,7 @@ async def main() -> int:
     seconds = float(os.environ.get("CHAOS_SECONDS", "600"))
     seed = int(os.environ.get("CHAOS_SEED") or random.randrange(2**32))
     print(f"seed {seed}, {seconds:.0f} s of faults", flush=True)
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxy writes to whom it has cut off
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
         server = Server(folder / "server")
