@@ -65,17 +65,16 @@ async def run(server: Server, folder: Path, chance: random.Random, seconds: floa
         fleet = Fleet(proxy.url(server.url), folder, "chaos.application:app", WORKERS)
         world = World(server, proxy, fleet, ClientLog(calls), app, chance)
         try:
-            await until(server, fleet, all_done=False)
+            await until(world, all_done=False)
             producers = [asyncio.create_task(world.produce(one)) for one in range(PRODUCERS)]
             await world.rage(seconds)
             await world.calm_down()
-            await world.look_after_workers()
-            await until(server, fleet, all_done=False)
+            await until(world, all_done=False)
             since = time.time()
             await asyncio.sleep(BACKOFF + 3)  # work enough for everybody to come back to
             world.producing = False
             await asyncio.gather(*producers)
-            await until(server, fleet, all_done=True)
+            await until(world, all_done=True)
             quiet = Quiet(
                 since=since,
                 until=time.time(),
@@ -85,9 +84,8 @@ async def run(server: Server, folder: Path, chance: random.Random, seconds: floa
                 backoff=BACKOFF,
                 workers=await workers(server, fleet),
             )
-            troubles = fleet.ended_by_themselves()
             codes = await asyncio.to_thread(fleet.terminate)
-            troubles += [f"a worker ended with code {code}" for code in codes if code]
+            troubles = [f"a worker ended with code {code}" for code in codes if code]
         except BaseException:
             print(fleet.log.read_text()[-5000:])
             raise
@@ -103,17 +101,18 @@ async def run(server: Server, folder: Path, chance: random.Random, seconds: floa
     return Outcome(world, history, quiet, LEASE + SWEEP + 1, troubles, log)
 
 
-async def until(server: Server, fleet: Fleet, *, all_done: bool) -> None:
+async def until(world: World, *, all_done: bool) -> None:
     """Wait until every worker is registered; or also until no task and no lost worker is left."""
     deadline = time.monotonic() + DRAIN_WITHIN
-    connection = await server.connect()
-    left = {}
+    fleet, left = world.fleet, {}
+    connection = await world.server.connect()
     while time.monotonic() < deadline:
+        await world.look_after_workers()
         left = dict(await connection.fetchrow(LEFT, fleet.pids()))
         if left["workers"] == fleet.size and not (all_done and left["tasks"] + left["lost"]):
             await connection.close()
             return
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     raise TimeoutError(f"after {DRAIN_WITHIN:.0f} s there are {left}")
 
 

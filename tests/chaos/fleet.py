@@ -11,21 +11,12 @@ from pathlib import Path
 TESTS = Path(__file__).parent.parent
 
 
-@dataclass(slots=True)
-class Death:
-    """A process that was killed, and when."""
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A process that was killed, or stopped in its tracks, and when."""
 
     pid: int
     at: float
-
-
-@dataclass(slots=True)
-class Stop:
-    """A process that was stopped in its tracks, from when to when."""
-
-    pid: int
-    since: float
-    until: float
 
 
 @dataclass(slots=True)
@@ -36,8 +27,8 @@ class Fleet:
     folder: Path
     application: str
     size: int
-    deaths: list[Death] = field(default_factory=list)
-    stops: list[Stop] = field(default_factory=list)
+    deaths: list[Hit] = field(default_factory=list)
+    stops: list[Hit] = field(default_factory=list)
     failed_starts: int = 0
     log: Path = field(init=False)
     processes: list[subprocess.Popen[bytes]] = field(init=False)
@@ -69,34 +60,32 @@ class Fleet:
     def kill(self, place: int) -> None:
         """End one at once, and start another in its place."""
         process = self.processes[place]
-        self.deaths.append(Death(process.pid, time.time()))
+        self.deaths.append(Hit(process.pid, time.time()))
         process.kill()
         process.wait()
         self.stopped.discard(process.pid)
         self.processes[place] = self._start()
 
-    def stop(self, place: int) -> int:
-        """Stop one in its tracks; return its process."""
-        process = self.processes[place]
-        process.send_signal(signal.SIGSTOP)
-        self.stopped.add(process.pid)
-        self.stops.append(Stop(process.pid, time.time(), float("inf")))
-        return process.pid
+    def stop(self, pid: int) -> int:
+        """Stop one of ours in its tracks; return its process."""
+        assert pid in self.pids()
+        os.kill(pid, signal.SIGSTOP)
+        self.stopped.add(pid)
+        self.stops.append(Hit(pid, time.time()))
+        return pid
 
     def resume(self, pid: int) -> None:
         """Let one go on, unless it was killed meanwhile."""
         if pid in self.stopped:
             self.stopped.discard(pid)
             os.kill(pid, signal.SIGCONT)
-            for stop in self.stops:
-                if stop.pid == pid and stop.until == float("inf"):
-                    stop.until = time.time()
 
     def replace_failed_starts(self, registered: set[int]) -> None:
         """Start anew what ended before it was a worker: a database that is away is its reason."""
         for place, process in enumerate(self.processes):
             if process.poll() is not None and process.pid not in registered:
                 self.failed_starts += 1
+                self.stopped.discard(process.pid)  # if it had ended before it could be
                 self.processes[place] = self._start()
 
     def ended_by_themselves(self) -> list[str]:

@@ -78,7 +78,7 @@ def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]
     for death in fleet.deaths:
         own = [e.worker for e in entered if e.pid == death.pid and e.at < death.at]
         deaths.update(dict.fromkeys(own[-1:], death.at))
-    faults = [(one.pid, one.at) for one in fleet.deaths] + [(s.pid, s.since) for s in fleet.stops]
+    faults = [(one.pid, one.at) for one in [*fleet.deaths, *fleet.stops]]
     led = [event for event in outcome.history.events if isinstance(event, Led)]
     leaderless = []
     for pid, at in faults:

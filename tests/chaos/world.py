@@ -4,12 +4,13 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from chaos.fleet import Fleet
 from chaos.server import Server
+from chaos.settings import LEASE, SWEEP
 from faults.proxy import Effect, Proxy, after, before, reply
 from windlass import App, StoreUnavailable
 from windlass.testing.history_check import ClientLog
@@ -41,7 +42,7 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     registered: set[int] = field(default_factory=set)
     producing: bool = True
-    _resuming: set[asyncio.Task[None]] = field(default_factory=set)
+    _lasting: list[asyncio.Task[None]] = field(default_factory=list)
 
     # What happens
 
@@ -61,6 +62,7 @@ class World:
         await connection.close()
         self.registered.update(row["pid"] for row in rows)
         self.fleet.replace_failed_starts(self.registered)
+        assert self.fleet.ended_by_themselves() == []
 
     async def kill_worker(self) -> None:
         self.counts["kills"] += 1
@@ -71,15 +73,38 @@ class World:
         if self.fleet.stopped:  # the others have to go on
             return
         self.counts["stops"] += 1
-        pid = self.fleet.stop(place)
+        pid = self.fleet.stop(self.fleet.pids()[place])
 
         async def go_on() -> None:
             await asyncio.sleep(seconds)
             self.fleet.resume(pid)
 
-        task = asyncio.create_task(go_on())
-        self._resuming.add(task)
-        task.add_done_callback(self._resuming.discard)
+        self._beside(go_on())
+
+    async def make_zombie(self) -> None:
+        """Hold up a settlement on its way, and its worker too, until the claim was rescued."""
+        if self.fleet.stopped:
+            return
+        rule = self.proxy.at(before("Execute"), Effect.STALL, text="settle_tasks")
+        try:
+            await asyncio.wait_for(rule.reached.wait(), 1)
+        except TimeoutError:
+            self.proxy.drop(rule)
+            return
+        self.counts["zombies"] += 1
+        pid = self.fleet.stop(rule.connections[0].client_pid)
+
+        async def go_on() -> None:
+            try:
+                await asyncio.sleep(LEASE + 2 * SWEEP + 1)
+            finally:
+                self.proxy.drop(rule)  # late, it arrives
+                self.fleet.resume(pid)
+
+        self._beside(go_on())
+
+    def _beside(self, call: Coroutine[Any, Any, None]) -> None:
+        self._lasting.append(asyncio.create_task(call))
 
     async def restart_server(self, how: str) -> None:
         self.counts[f"restarts ({how})"] += 1
@@ -110,8 +135,11 @@ class World:
 
     async def calm_down(self) -> None:
         """Undo whatever lasts."""
-        for task in list(self._resuming):
-            task.cancel()
+        for task in self._lasting:
+            task.cancel()  # unless it is done
+        for end in await asyncio.gather(*self._lasting, return_exceptions=True):
+            if isinstance(end, Exception):
+                raise end
         for pid in list(self.fleet.stopped):
             self.fleet.resume(pid)
 
@@ -151,6 +179,7 @@ class World:
 FAULTS: dict[str, tuple[float, Callable[[World], Awaitable[None]]]] = {
     "kill": (5, World.kill_worker),
     "stop": (3, World.stop_worker),
+    "zombie": (2, World.make_zombie),
     "restart": (0.7, lambda world: world.restart_server("fast")),
     "immediate": (0.7, lambda world: world.restart_server("immediate")),
     "crash": (0.7, lambda world: world.restart_server("kill")),

@@ -68,6 +68,15 @@ class Connection:
         return self.talk.backend_pid
 
     @property
+    def client_pid(self) -> int:
+        """The process of the client, on this machine."""
+        wire = self._client[1].get_extra_info("socket")
+        process, _, _ = struct.unpack(
+            "3i", wire.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
+        return int(process)
+
+    @property
     def is_half_open(self) -> bool:
         """Whether nothing passes any more and nobody was told."""
         return not self._passes and not self._cut.is_set()
