@@ -237,6 +237,8 @@ class Connection:
 
 def _abort(writer: asyncio.StreamWriter) -> None:
     wire = writer.get_extra_info("socket")
-    if wire is not None and wire.family != socket.AF_UNIX and wire.fileno() >= 0:
+    if wire is None or wire.fileno() < 0:
+        return  # it is over, and asyncio fails to abort what ended while it was closing
+    if wire.family != socket.AF_UNIX:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
     writer.transport.abort()
