@@ -21,9 +21,9 @@ FOR EACH ROW EXECUTE FUNCTION public.linger();
 
 
 async def test_a_settlement_that_times_out_in_the_server_is_repeated_and_applied_once(
-    database_url: str, caplog: pytest.LogCaptureFixture
+    database_url: str, sql_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = await asyncpg.connect(database_url)
+    connection = await asyncpg.connect(sql_url)
     name = await connection.fetchval("SELECT current_database()")
     await connection.execute(f"ALTER DATABASE {name} SET statement_timeout = '200ms'")
     await connection.execute(SLOW_ENDS)

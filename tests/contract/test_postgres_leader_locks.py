@@ -23,11 +23,14 @@ from contract.postgres_sessions import (
 )
 from windlass.model.errors import (
     NotLeader,
+    StoreUnavailable,
 )
 from windlass.model.task import (
     Leadership,
 )
 from windlass.store.postgres.store import PostgresStore
+
+SHORT_TERM = timedelta(seconds=0.5)
 
 
 async def test_an_election_waits_for_the_leaders_write_and_deposes_it(
@@ -115,4 +118,46 @@ async def test_leaders_writes_do_not_wait_for_each_other(
     await leading.store.promote(100, leadership=leadership)
 
     async with asyncio.timeout(AT_ONCE):
+        await store.rescue(100, leadership=leadership)
+
+
+async def test_a_leader_that_falls_silent_in_its_write_is_replaced_after_its_term(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    leadership = await store.lead(WORKER, current=None, term=SHORT_TERM)
+    assert leadership is not None
+    stopped = await sessions.begin()
+    await stopped.store.rescue(100, leadership=leadership)
+
+    async with asyncio.timeout(AT_ONCE):
+        won = await store.lead(OTHER_WORKER, current=None, term=TERM)
+
+    assert won == Leadership(OTHER_WORKER, leadership.term + 1)
+
+
+async def test_a_leaders_write_that_hangs_ends_with_its_term(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    holder = await sessions.begin()
+    await holder.connection.execute("LOCK TABLE windlass.lane")
+    leadership = await store.lead(WORKER, current=None, term=SHORT_TERM)
+    assert leadership is not None
+
+    with pytest.raises(StoreUnavailable):
+        async with asyncio.timeout(AT_ONCE):
+            await store.tidy(leadership=leadership)
+
+
+async def test_a_term_of_any_length_can_be_shown(store: PostgresStore) -> None:
+    leadership = await store.lead(WORKER, current=None, term=30 * DAY)
+    assert leadership is not None
+
+    assert (await store.rescue(100, leadership=leadership)).claims == 0
+
+
+async def test_who_has_resigned_is_no_leader(store: PostgresStore) -> None:
+    leadership = await lead(store)
+    await store.resign(leadership)
+
+    with pytest.raises(NotLeader):
         await store.rescue(100, leadership=leadership)

@@ -5,7 +5,9 @@
 WITH seat AS MATERIALIZED (
     SELECT windlass.assert_leader($1, $2)
 ), remaining AS MATERIALIZED (
-    SELECT greatest(1, ceil(1000 * extract(epoch FROM l.expires_at - windlass.clock())))::bigint::text AS ms
+    SELECT least(2147483647, greatest(1, ceil(
+        1000 * extract(epoch FROM l.expires_at - windlass.clock())
+    )))::bigint::text AS ms
     FROM seat, windlass.leadership l
 )
 SELECT
