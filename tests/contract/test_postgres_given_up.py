@@ -6,11 +6,12 @@ import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
+from contract.pgbouncer import store_options
 from contract.postgres_sessions import LEASE, Sessions, add, claim, settlements
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Outcome
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 SLOW_ENDS = """
 CREATE FUNCTION public.linger() RETURNS trigger LANGUAGE plpgsql
@@ -54,7 +55,7 @@ async def test_a_settlement_that_a_deadlock_costs_changes_nothing_and_can_be_rep
     """A user's transaction waits for what the settlement holds, and the other way round."""
     name = await sessions.watcher.fetchval("SELECT current_database()")
     await sessions.watcher.execute(f"ALTER DATABASE {name} SET deadlock_timeout = '1s'")
-    store = PostgresStore(PostgresOptions(url=database_url, patience=10 * LEASE))
+    store = PostgresStore(store_options(database_url, patience=10 * LEASE))
     await store.open()
     first, second = sorted(await add(postgres_store, 2))
     held = await claim(postgres_store)
