@@ -14,7 +14,7 @@ import pytest
 
 from acceptance.embedded_users import processes_of, sessions_gone, wait_until
 from faults.disk import SmallDisk, small_disk
-from faults.worker import worker_process
+from faults.noting import noting_worker
 from windlass import App, ConfigurationError, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 from windlass.store.postgres.store import PostgresStore
@@ -120,7 +120,7 @@ async def test_a_full_disk_refuses_tasks_and_what_was_acknowledged_runs_once(
     disk: SmallDisk, directory: Path, tmp_path: Path
 ) -> None:
     async with App(f"embedded:{directory}") as app:
-        with worker_process(tmp_path, f"embedded:{directory}", **LEASE) as worker:
+        with noting_worker(tmp_path, f"embedded:{directory}", **LEASE) as worker:
             await app.enqueue("note", {"n": 0})
             await asyncio.to_thread(wait_until, lambda: worker.ran() == [0])
             disk.fill()
@@ -130,7 +130,7 @@ async def test_a_full_disk_refuses_tasks_and_what_was_acknowledged_runs_once(
             acknowledged += [0, 5000]
 
             await asyncio.to_thread(wait_until, lambda: len(worker.ran()) >= len(acknowledged))
-            await asyncio.to_thread(worker.stop)
+            await asyncio.to_thread(worker.drain)
 
     assert Counter(worker.ran()) == Counter(acknowledged)
 
@@ -141,7 +141,7 @@ async def test_a_server_that_a_full_disk_ended_comes_back_with_the_room(
     async with App(f"embedded:{directory}") as app:
         for n in range(100):
             await app.enqueue("note", {"n": n})
-        with worker_process(tmp_path, f"embedded:{directory}", concurrency=1, **LEASE) as worker:
+        with noting_worker(tmp_path, f"embedded:{directory}", concurrency=1, **LEASE) as worker:
             await asyncio.to_thread(wait_until, lambda: len(worker.ran()) > 10)
             disk.fill()
             await use_up_wal(await url_of(app))
@@ -154,6 +154,6 @@ async def test_a_server_that_a_full_disk_ended_comes_back_with_the_room(
             await asyncio.to_thread(wait_until, lambda: len(worker.ran()) >= 100)
             await enqueue_in_the_end(app, 100)
             await asyncio.to_thread(wait_until, lambda: 100 in worker.ran())
-            await asyncio.to_thread(worker.stop)
+            await asyncio.to_thread(worker.drain)
 
     assert Counter(worker.ran()) == Counter(range(101))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from acceptance.embedded_users import wait_until
+from faults.noting import noting_worker
 from faults.standby import Pair, pair
-from faults.worker import worker_process
 from windlass import App, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 
@@ -101,7 +101,7 @@ async def test_a_worker_whose_address_leads_to_a_standby_waits_until_it_is_promo
 ) -> None:
     url = servers.url(servers.address)
     async with App(url) as app:
-        with worker_process(tmp_path, url, **LEASE) as worker:
+        with noting_worker(tmp_path, url, **LEASE) as worker:
             await app.enqueue("note", {"n": 0})
             await asyncio.to_thread(wait_until, lambda: worker.ran() == [0])
             servers.move_address(servers.standby)
@@ -113,7 +113,7 @@ async def test_a_worker_whose_address_leads_to_a_standby_waits_until_it_is_promo
 
             await enqueue_in_the_end(app, 1)
             await asyncio.to_thread(wait_until, lambda: worker.ran() == [0, 1])
-            await asyncio.to_thread(worker.stop)
+            await asyncio.to_thread(worker.drain)
 
 
 async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
@@ -132,7 +132,7 @@ async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
                 acknowledged.append(n)
 
     async with App(url) as app:
-        with worker_process(tmp_path, url, concurrency=2, **LEASE) as worker:
+        with noting_worker(tmp_path, url, concurrency=2, **LEASE) as worker:
             await enqueue(app, range(200))
             await asyncio.to_thread(wait_until, lambda: len(worker.ran()) > 20)
             servers.primary.kill()
@@ -143,7 +143,7 @@ async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
 
             wanted = {*acknowledged, 300}
             await asyncio.to_thread(wait_until, lambda: wanted <= set(worker.ran()))
-            await asyncio.to_thread(worker.stop)
+            await asyncio.to_thread(worker.drain)
 
     assert set(range(200)) <= wanted
     assert set(Counter(worker.ran()).values()) == {1}
@@ -155,8 +155,6 @@ async def test_connections_to_a_demoted_primary_are_given_up(servers: Pair) -> N
         await servers.primary.set("default_transaction_read_only", "on")
         await servers.promote()
 
-        with pytest.raises(StoreUnavailable, match="read-only transaction"):
-            await app.enqueue("note", {"n": 8})
         await asyncio.gather(*(app.enqueue("note", {"n": n}) for n in range(8)))
 
     assert await servers.standby.run("SELECT count(*) FROM windlass.tasks") == 16
