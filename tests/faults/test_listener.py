@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
@@ -226,6 +226,27 @@ async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
             assert said.events(EVENTS) == ["listener.lost", "listener.deaf", "listener.repaired"]
     finally:
         await around.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_of_several_hosts_the_next_one_is_listened_to(
+    sql_url: str, proxy: Proxy, said: Said
+) -> None:
+    async with AsyncExitStack() as first_host:
+        first = await first_host.enter_async_context(Proxy(sql_url))
+        urls = [urlsplit(one.url(sql_url)) for one in (first, proxy)]
+        hosts, ports = (
+            ",".join(parse_qs(url.query)[part][0] for url in urls) for part in ("host", "port")
+        )
+        both = urlunsplit(urls[0]._replace(query=urlencode({"host": hosts, "port": ports})))
+        async with listening(sql_url, both) as ear:
+            assert (first.accepted, proxy.accepted) == (1, 0)
+
+            await first_host.aclose()
+
+            await said.until("listener.repaired")
+            await ear.hears_of_a_task()
+            assert proxy.accepted == 1
 
 
 async def test_a_listener_outlives_a_restart_of_the_server(tmp_path: Path, said: Said) -> None:
