@@ -236,7 +236,7 @@ async def create_pool(
         # To look up types the driver changes a setting of the session and then puts it back.
         # Behind a pooler only a transaction makes that the same session.
         if pooler:
-            async with connection.transaction():
+            async with transaction(connection):
                 await connection.fetch(learn_types, *([] for _ in range(8)))
 
     with translated(url), _checked(url):
