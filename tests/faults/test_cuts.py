@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from faults.courses import Course, check_all_or_nothing, check_repeated, prepared, undisturbed
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, after, before
-from faults.scenarios import ANYTHING, SAME, SCENARIOS, Call, Scenario
-from faults.world import DEADLINE, State, World, world_of
+from faults.scenarios import SCENARIOS, Scenario
+from faults.world import DEADLINE, World, world_of
 from windlass.model.errors import StoreUnavailable
 from windlass.store.port import Store
 from windlass.store.postgres import connection as connection_module
@@ -92,35 +93,6 @@ async def test_who_gives_up_on_a_server_that_is_silent_ends_and_can_ask_again(
     await check_repeated(world, scenario, course, call)
 
 
-class Course:
-    """How a call goes when nothing is in its way."""
-
-    def __init__(self, points: list[Point], before: State, after: State, told: Any) -> None:
-        self.points = points
-        self.before = before
-        self.after = after
-        self.told = told
-
-
-async def prepared(world: World, scenario: Scenario) -> Call:
-    await world.reset()
-    call = await scenario.prepare(world)
-    await world.pass_time(scenario.seconds_later)
-    await (world.chill() if scenario.is_first else world.warm())
-    return call
-
-
-async def undisturbed(world: World, scenario: Scenario) -> Course:
-    # Once before, so that the driver knows the types when it is recorded.
-    await (await prepared(world, scenario))(world.store, False)
-    call = await prepared(world, scenario)
-    before = await world.state()
-    with world.proxy.recording() as recording:
-        told = await call(world.store, False)
-    assert not await world.misplaced()
-    return Course(recording.points(scenario.about), before, await world.state(), told)
-
-
 async def cut_at(world: World, scenario: Scenario, course: Course, point: Point) -> None:
     call = await prepared(world, scenario)
     rule = world.proxy.at(point, Effect.CUT)
@@ -135,29 +107,3 @@ async def cut_at(world: World, scenario: Scenario, course: Course, point: Point)
 
     await check_all_or_nothing(world, scenario, course, told)
     await check_repeated(world, scenario, course, call)
-
-
-async def check_all_or_nothing(world: World, scenario: Scenario, course: Course, told: Any) -> None:
-    assert not await world.misplaced()
-    state = await world.state()
-    if told is not StoreUnavailable:
-        assert told == course.told
-        assert state == course.after
-    elif not scenario.in_steps:
-        assert state in (course.before, course.after)
-
-
-async def check_repeated(world: World, scenario: Scenario, course: Course, call: Call) -> None:
-    was_done = await world.state() == course.after
-    is_other = scenario.if_done is ANYTHING or (was_done and scenario.if_done is not SAME)
-    expected = scenario.if_done if is_other else course.told
-    async with asyncio.timeout(DEADLINE):
-        try:
-            told = await call(world.store, True)
-        except Exception as error:
-            if type(error) is not expected:
-                raise
-            told = type(error)
-    assert expected is ANYTHING or told == expected
-    assert await world.state() == course.after
-    assert not await world.misplaced()

@@ -1,0 +1,64 @@
+"""How a call of a scenario goes undisturbed, and what has to hold of one that was disturbed."""
+
+import asyncio
+from typing import Any
+
+from faults.proxy import Point
+from faults.scenarios import ANYTHING, SAME, Call, Scenario
+from faults.world import DEADLINE, State, World
+from windlass.model.errors import StoreUnavailable
+
+
+class Course:
+    """How a call goes when nothing is in its way."""
+
+    def __init__(self, points: list[Point], before: State, after: State, told: Any) -> None:
+        self.points = points
+        self.before = before
+        self.after = after
+        self.told = told
+
+
+async def prepared(world: World, scenario: Scenario) -> Call:
+    await world.reset()
+    call = await scenario.prepare(world)
+    await world.pass_time(scenario.seconds_later)
+    await (world.chill() if scenario.is_first else world.warm())
+    return call
+
+
+async def undisturbed(world: World, scenario: Scenario) -> Course:
+    # Once before, so that the driver knows the types when it is recorded.
+    await (await prepared(world, scenario))(world.store, False)
+    call = await prepared(world, scenario)
+    before = await world.state()
+    with world.proxy.recording() as recording:
+        told = await call(world.store, False)
+    assert not await world.misplaced()
+    return Course(recording.points(scenario.about), before, await world.state(), told)
+
+
+async def check_all_or_nothing(world: World, scenario: Scenario, course: Course, told: Any) -> None:
+    assert not await world.misplaced()
+    state = await world.state()
+    if told is not StoreUnavailable:
+        assert told == course.told
+        assert state == course.after
+    elif not scenario.in_steps:
+        assert state in (course.before, course.after)
+
+
+async def check_repeated(world: World, scenario: Scenario, course: Course, call: Call) -> None:
+    was_done = await world.state() == course.after
+    is_other = scenario.if_done is ANYTHING or (was_done and scenario.if_done is not SAME)
+    expected = scenario.if_done if is_other else course.told
+    async with asyncio.timeout(DEADLINE):
+        try:
+            told = await call(world.store, True)
+        except Exception as error:
+            if type(error) is not expected:
+                raise
+            told = type(error)
+    assert expected is ANYTHING or told == expected
+    assert await world.state() == course.after
+    assert not await world.misplaced()

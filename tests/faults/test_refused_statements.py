@@ -1,0 +1,67 @@
+"""Every statement of every method of a store, refused by the server once."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from faults.courses import check_all_or_nothing, check_repeated, prepared, undisturbed
+from faults.scenarios import SCENARIOS, Scenario
+from faults.world import World, world_of
+from windlass.model.errors import StoreUnavailable
+from windlass.store.postgres.connection import _Connection
+
+VERBS = ("execute", "fetch", "fetchrow", "fetchval")
+# One of several that are translated alike.
+REFUSAL = asyncpg.DeadlockDetectedError("deadlock detected")
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with world_of(database_url) as world:
+        yield world
+
+
+class Refusing:
+    """Stands in for the server at one statement: the driver raises what it would have said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passed = 0
+        self.refuse_at = 0  # none
+        for name in VERBS:
+            monkeypatch.setattr(_Connection, name, self._wrapped(getattr(_Connection, name)))
+
+    def _wrapped(self, verb: Any) -> Any:
+        async def asked(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.refuse_at:
+                self.passed += 1
+                if self.passed == self.refuse_at:
+                    raise REFUSAL
+            return await verb(connection, *args, **kwargs)
+
+        return asked
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_a_statement_that_the_server_refuses_leaves_nothing_half_done(
+    world: World, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course = await undisturbed(world, scenario)
+    refusing = Refusing(monkeypatch)
+
+    for number in range(1, 50):
+        call = await prepared(world, scenario)
+        refusing.passed, refusing.refuse_at = 0, number
+        told: Any = StoreUnavailable
+        try:
+            told = await call(world.store, False)
+        except StoreUnavailable:
+            pass
+        finally:
+            refusing.refuse_at = 0
+        await check_all_or_nothing(world, scenario, course, told)
+        if refusing.passed < number:
+            break  # there are no more statements
+        await check_repeated(world, scenario, course, call)
+    assert number > 1
