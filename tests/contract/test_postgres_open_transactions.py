@@ -115,6 +115,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "ended": lambda s: s.store.ended(s.ids),
     "tasks": lambda s: s.store.tasks(TaskFilter()),
     "queues": lambda s: s.store.queues(),
+    "now": lambda s: s.store.now(),
     "workers": lambda s: s.store.workers(),
     "has_work": lambda s: s.store.has_work(["resize"], None),
     "lead": lambda s: s.store.lead(WORKER, current=s.leadership, term=TERM),

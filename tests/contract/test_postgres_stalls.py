@@ -5,7 +5,6 @@ import os
 import signal
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -16,6 +15,7 @@ from windlass.service import first_of
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import statements
 from windlass.store.postgres.connection import connect, translated
+from windlass.store.postgres.dial import Route
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 SESSION = """
@@ -65,8 +65,8 @@ async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
 ) -> None:
     stopped: list[int] = []
 
-    async def connect_and_stop(url: str, **options: Any) -> asyncpg.Connection:
-        connection = await connect(url, **options)
+    async def connect_and_stop(route: Route) -> asyncpg.Connection:
+        connection = await connect(route)
         stopped.append(connection.get_server_pid())
         os.kill(stopped[0], signal.SIGSTOP)
         reached.set()

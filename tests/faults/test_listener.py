@@ -19,6 +19,7 @@ from faults.servers import Server
 from windlass import App
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import listener
+from windlass.store.postgres.dial import Route
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # where nothing listens
@@ -136,9 +137,9 @@ async def test_a_connection_on_which_nothing_passes_is_noticed(
 async def test_a_session_that_no_longer_listens_is_noticed(
     sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def connect_and_unlisten(url: str, *, pooler: bool) -> asyncpg.Connection:
+    async def connect_and_unlisten(route: Route) -> asyncpg.Connection:
         monkeypatch.setattr(listener, "connect", connection_module.connect)
-        session = await connection_module.connect(url, pooler=pooler)
+        session = await connection_module.connect(route)
         probe = session.fetchrow
 
         async def unlisten_before(*arguments: Any, **options: Any) -> Any:
@@ -163,12 +164,12 @@ async def test_an_outage_is_told_once_however_often_it_tries(
     tries = 0
     enough = asyncio.Event()
 
-    async def counted(url: str, *, pooler: bool) -> asyncpg.Connection:
+    async def counted(route: Route) -> asyncpg.Connection:
         nonlocal tries
         tries += 1
         if tries > 5:
             enough.set()
-        return await connection_module.connect(url, pooler=pooler)
+        return await connection_module.connect(route)
 
     monkeypatch.setattr(listener, "connect", counted)
     async with listening(sql_url, proxy.url(sql_url)) as ear:
@@ -188,7 +189,7 @@ async def test_an_outage_is_told_once_however_often_it_tries(
 async def test_a_listener_survives_an_error_that_nobody_knows(
     sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail_once(url: str, *, pooler: bool) -> asyncpg.Connection:
+    async def fail_once(route: Route) -> asyncpg.Connection:
         monkeypatch.setattr(listener, "connect", connection_module.connect)
         raise RuntimeError("never seen before")
 

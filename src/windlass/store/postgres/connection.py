@@ -20,7 +20,7 @@ from windlass.model.errors import (
     StoreUnavailable,
     WrongState,
 )
-from windlass.store.postgres.dial import Revive, dial
+from windlass.store.postgres.dial import Route, dial
 from windlass.store.postgres.url import address, wanted_session
 
 ISOLATION = "read committed"  # every statement relies on it
@@ -142,14 +142,14 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _session(url: str, *, pooler: bool) -> dict[str, Any]:
+def _session(route: Route) -> dict[str, Any]:
     """What each of our sessions asks of the server.
 
     A pooler in transaction mode hands each transaction to another session, so none may keep
     anything: no setting, no prepared statement.
     """
-    target = wanted_session(url, pooler=pooler)
-    if pooler:
+    target = wanted_session(route.url, pooler=route.pooler)
+    if route.pooler:
         return {"statement_cache_size": 0, "target_session_attrs": target}
     settings = {
         "application_name": "windlass",
@@ -164,20 +164,18 @@ def _session(url: str, *, pooler: bool) -> dict[str, Any]:
     return {"server_settings": settings, "target_session_attrs": target}
 
 
-async def connect(url: str, *, pooler: bool, revive: Revive | None = None) -> asyncpg.Connection:
+async def connect(route: Route) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
-    with translated(url), _checked(url):
-        return await dial(revive, url, connection_class=_Connection, **_session(url, pooler=pooler))
+    with translated(route.url), _checked(route.url):
+        return await dial(route.revive, route.url, connection_class=_Connection, **_session(route))
 
 
 @asynccontextmanager
-async def connected(
-    url: str, *, pooler: bool, revive: Revive | None = None
-) -> AsyncIterator[asyncpg.Connection]:
+async def connected(route: Route) -> AsyncIterator[asyncpg.Connection]:
     """Lend a connection outside any pool; one whose server is silent at the end is cut off."""
-    connection = await connect(url, pooler=pooler, revive=revive)
+    connection = await connect(route)
     try:
-        with translated(url):
+        with translated(route.url):
             yield connection
     finally:
         with suppress(TimeoutError):
@@ -214,9 +212,9 @@ async def _roll_back(
         raise
 
 
-async def check_isolation(url: str, statement: str) -> None:
+async def check_isolation(route: Route, statement: str) -> None:
     """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
-    async with connected(url, pooler=True) as connection:
+    async with connected(route) as connection:
         level, role, database = await connection.fetchrow(statement)
     if level != ISOLATION:
         raise ConfigurationError(
@@ -227,29 +225,27 @@ async def check_isolation(url: str, statement: str) -> None:
         )
 
 
-async def create_pool(
-    url: str, *, size: int, pooler: bool, learn_types: str, revive: Revive | None = None
-) -> asyncpg.Pool:
+async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.Pool:
     """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
 
     async def learn(connection: asyncpg.Connection) -> None:
         # To look up types the driver changes a setting of the session and then puts it back.
         # Behind a pooler only a transaction makes that the same session.
-        if pooler:
+        if route.pooler:
             async with transaction(connection):
                 await connection.fetch(learn_types, *([] for _ in range(8)))
 
-    with translated(url), _checked(url):
+    with translated(route.url), _checked(route.url):
         return await asyncpg.create_pool(
-            url,
+            route.url,
             connection_class=_Connection,
             min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=0,
             init=learn,
-            connect=partial(dial, revive),
+            connect=partial(dial, route.revive),
             reset=_keep_as_it_is,
-            **_session(url, pooler=pooler),
+            **_session(route),
         )
 
 

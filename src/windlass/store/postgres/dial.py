@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
@@ -9,6 +10,16 @@ import asyncpg
 from windlass.store.postgres.url import several_hosts
 
 Revive = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way to the database."""
+
+    url: str
+    pooler: bool = False  # it leads through a pooler in transaction mode
+    revive: Revive | None = None  # brings up a server of our own that has ended
+
 
 NEXT_HOST_AFTER = 1.0  # seconds without an answer before the next host is tried as well
 # What says that another host may do, or that nobody is there.

@@ -81,11 +81,9 @@ class LeadVerbs(OperateVerbs):
         async with self._led(leadership) as connection:
             dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
-        async with connected(
-            self._direct, pooler=self._direct_is_pooler, revive=self._direct_revive
-        ) as direct:
+        async with connected(self._direct) as direct:
             partitions, waiting = await self._history.retain(
-                direct, behind_pooler=self._direct_is_pooler
+                direct, behind_pooler=self._direct.pooler
             )
         return Retained(partitions, dead, tuple(waiting))
 

@@ -12,7 +12,7 @@ import asyncpg
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.service import first_of, stop_task
 from windlass.store.postgres.connection import connect, translated
-from windlass.store.postgres.dial import Revive
+from windlass.store.postgres.dial import Route
 from windlass.store.postgres.statements import Statements
 from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import SqlFiles
@@ -37,9 +37,8 @@ DEAF = (
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(self, url: str, sql: SqlFiles, run: Statements, *, revive: Revive | None) -> None:
-        self._url = url
-        self._revive = revive
+    def __init__(self, route: Route, sql: SqlFiles, run: Statements) -> None:
+        self._route = route
         self._sql = sql
         self._run = run
         self._wake_channel = sql.in_schema("windlass.wake")
@@ -92,7 +91,7 @@ class Listener:
         connection = await self._connect()
         try:
             connection.add_termination_listener(lambda _: ended.set())
-            with translated(self._url):
+            with translated(self._route.url):
                 async with asyncio.timeout(CONNECT_WITHIN + ECHO_WITHIN):
                     await self._hear_echo(connection, ended)
                     await connection.add_listener(self._wake_channel, notified)
@@ -102,15 +101,15 @@ class Listener:
             self._tried.set()
             if self._entered:
                 wake()  # something may have been missed
-            with translated(self._url):
+            with translated(self._route.url):
                 await self._watch(connection, ended)
         finally:
             connection.terminate()
 
     async def _connect(self) -> asyncpg.Connection:
-        with translated(self._url):
+        with translated(self._route.url):
             async with asyncio.timeout(CONNECT_WITHIN):
-                return await connect(self._url, pooler=False, revive=self._revive)
+                return await connect(self._route)
 
     async def _hear_echo(self, connection: asyncpg.Connection, ended: asyncio.Event) -> None:
         """Raise unless what another session says arrives here while this one does nothing.
@@ -132,7 +131,7 @@ class Listener:
             raise StoreUnavailable(ENDED)
         if not heard.is_set():
             raise ConfigurationError(
-                DEAF.format(f"notifications do not arrive from {address(self._url)}")
+                DEAF.format(f"notifications do not arrive from {address(self._route.url)}")
             )
 
     async def _watch(self, connection: asyncpg.Connection, ended: asyncio.Event) -> NoReturn:

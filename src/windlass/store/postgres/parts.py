@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from windlass.model.task import Retention
-from windlass.store.postgres.dial import Revive
+from windlass.store.postgres.dial import Revive, Route
 from windlass.store.postgres.history import History
 from windlass.store.postgres.statements import Statements
 from windlass.store.sqlfiles import SqlFiles
@@ -34,9 +34,8 @@ class PostgresParts:
     def __init__(self, options: PostgresOptions) -> None:
         self._options = options
         self._sql = SqlFiles(PACKAGE, options.schema)
-        self._direct = options.direct_url or options.url
-        self._direct_is_pooler = options.pooler and options.direct_url is None
-        self._direct_revive = options.revive if options.direct_url is None else None
+        self._route = Route(options.url, options.pooler, options.revive)
+        self._direct = self._route if options.direct_url is None else Route(options.direct_url)
         self._run = Statements(self._sql, options.url)
         self._history = History(self._sql, self._run, options.retention)
 

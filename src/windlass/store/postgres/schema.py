@@ -7,7 +7,7 @@ import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy
 from windlass.store.postgres.connection import connected, transaction
-from windlass.store.postgres.dial import Revive
+from windlass.store.postgres.dial import Route
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
@@ -18,22 +18,9 @@ TELL_AFTER = 5.0  # seconds of waiting for another session that migrates
 class Schema:
     """What the code needs of the database, and what the database has."""
 
-    def __init__(
-        self,
-        url: str,
-        sql: SqlFiles,
-        *,
-        pooler: bool,
-        direct_url: str | None,
-        revive: Revive | None,
-    ) -> None:
-        self._url = url
-        self._pooler = pooler
-        self._revive = revive
-        # Only what is to be applied needs it: an app can open without.
-        self._direct = direct_url or url
-        self._direct_is_pooler = pooler and direct_url is None
-        self._direct_revive = revive if direct_url is None else None
+    def __init__(self, route: Route, direct: Route, sql: SqlFiles) -> None:
+        self._route = route
+        self._direct = direct  # only what is to be applied needs it: an app can open without
         self._sql = sql
 
     @property
@@ -43,15 +30,13 @@ class Schema:
 
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
-        async with connected(self._url, pooler=self._pooler, revive=self._revive) as connection:
+        async with connected(self._route) as connection:
             self._check_server(connection)
             return await self._pending(connection)
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        async with connected(
-            self._direct, pooler=self._direct_is_pooler, revive=self._direct_revive
-        ) as connection:
+        async with connected(self._direct) as connection:
             self._check_server(connection)
             return await self._apply(connection)
 

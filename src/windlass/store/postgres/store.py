@@ -30,13 +30,7 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
-        self._schema = Schema(
-            options.url,
-            self._sql,
-            pooler=options.pooler,
-            direct_url=options.direct_url,
-            revive=options.revive,
-        )
+        self._schema = Schema(self._route, self._direct, self._sql)
 
     @property
     def schema(self) -> Schema:
@@ -47,7 +41,7 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         if self._run.pool is not None:
             return
         if self._options.pooler:
-            await check_isolation(self._options.url, self._sql.statement("read_isolation"))
+            await check_isolation(self._route, self._sql.statement("read_isolation"))
         pending = await self._schema.pending()
         if pending and self._options.auto_migrate:
             await self._schema.migrate()
@@ -57,11 +51,9 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
                 "run: windlass migrate"
             )
         self._run.pool = await create_pool(
-            self._options.url,
+            self._route,
             size=self._options.pool_size,
-            pooler=self._options.pooler,
             learn_types=self._sql.statement("learn_types"),
-            revive=self._options.revive,
         )
 
     async def close(self) -> None:
@@ -77,11 +69,9 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         return PostgresStore(replace(self._options, pool_size=1, auto_migrate=False))
 
     def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
-        if self._direct_is_pooler:
+        if self._direct.pooler:
             return _deaf()
-        return Listener(self._direct, self._sql, self._run, revive=self._direct_revive).listening(
-            wake
-        )
+        return Listener(self._direct, self._sql, self._run).listening(wake)
 
 
 @asynccontextmanager
