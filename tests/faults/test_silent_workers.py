@@ -4,18 +4,20 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
-from contract.postgres_sessions import AT_ONCE, LEASE, WORKER, add, claim
+from contract.postgres_sessions import AT_ONCE, WORKER, add, claim
 from faults.proxy import Effect, Proxy, reply
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Pulse, Started
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
+
+SHORT = timedelta(seconds=0.5)  # also of a lease that the silent worker may yet have prolonged
 
 
 async def test_a_worker_that_falls_silent_in_its_report_is_rescued(
     database_url: str, postgres_store: PostgresStore
 ) -> None:
     await add(postgres_store)
-    held = await claim(postgres_store, lease=timedelta(seconds=0.1))
+    held = await claim(postgres_store, lease=SHORT)
     started = Started(held.token, held.tasks[0].id, held.tasks[0].generation, 0.5)
     async with Proxy(database_url) as proxy:
         silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
@@ -36,9 +38,8 @@ async def test_a_worker_that_falls_silent_in_its_pulse_is_rescued(
     database_url: str, postgres_store: PostgresStore
 ) -> None:
     await add(postgres_store)
-    held = await claim(postgres_store, lease=timedelta(seconds=0.1))
-    patience = timedelta(seconds=0.5)
-    pulse = Pulse(WORKER, [held.token], LEASE, running=1, idle=False, patience=patience)
+    held = await claim(postgres_store, lease=SHORT)
+    pulse = Pulse(WORKER, [held.token], SHORT, running=1, idle=False, patience=SHORT)
     async with Proxy(database_url) as proxy:
         silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
         await silent.open()
