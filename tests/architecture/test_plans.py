@@ -508,7 +508,10 @@ async def test_a_promotion_reads_what_it_promotes(subject: Subject, analyzed: bo
     assert subject.buffers < 100 + 30 * 500
 
 
-async def test_a_pulse_reads_the_claims_it_keeps(subject: Subject) -> None:
+@pytest.mark.parametrize("patience", [None, LEASE])
+async def test_a_pulse_reads_the_claims_it_keeps(
+    subject: Subject, patience: timedelta | None
+) -> None:
     await subject.connection.execute(
         "INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining) "
         "SELECT gen_random_uuid(), $1, now(), now() + interval '1 hour', 1 "
@@ -527,6 +530,7 @@ async def test_a_pulse_reads_the_claims_it_keeps(subject: Subject) -> None:
         LEASE,
         0,
         False,
+        patience,
     )
 
     assert max(cost.rows["claim"] for cost in costs) <= 80

@@ -20,7 +20,7 @@ from windlass import (
     WindlassError,
 )
 from windlass.client import new_task_id
-from windlass.model.task import Enqueued, Fence, NewTask
+from windlass.model.task import Enqueued, NewTask
 
 EAST = timezone(timedelta(hours=5))
 
@@ -122,9 +122,9 @@ async def test_the_retention_of_a_task_goes_with_it_and_is_registered(
     asked: list[NewTask] = []
     enqueue = store.enqueue
 
-    async def noted(tasks: Sequence[NewTask], *, fence: Fence | None = None) -> list[Enqueued]:
+    async def noted(tasks: Sequence[NewTask], **options: Any) -> list[Enqueued]:
         asked.extend(tasks)
-        return await enqueue(tasks, fence=fence)
+        return await enqueue(tasks, **options)
 
     monkeypatch.setattr(store, "enqueue", noted)
     await brief.enqueue()
