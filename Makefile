@@ -18,8 +18,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED) ## Run a small shop on the embedded PostgreSQL until its work is done
 	@$(BIN)/python examples/demo.py
 
+# More at once than there are cores: many tests wait, for a lease to run out or a server to start.
 test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
-	$(BIN)/python -m pytest -n 2 -m "not stress"
+	$(BIN)/python -m pytest -n 4 -m "not stress"
 
 # Left out: what brings its own server, or runs no worker on one.
 pooled: $(INSTALLED) ## Run the tests of stores and workers behind PgBouncer in transaction mode

@@ -56,7 +56,7 @@ def test_a_worker_whose_clock_is_wrong_works_as_any_other(
 ) -> None:
     asyncio.run(enqueue(database_url))
     set_clock.write_text(offset)
-    worker = start()
+    worker = start(settings={**QUICK, "lease": 20, "heartbeat": 1})
     until((tmp_path / "ledger").exists)
     set_clock.write_text("-3600" if offset == "+1d" else "+3600")  # it is set while a lease is held
     until(lambda: run(database_url, "SELECT FROM windlass.running") != [])
