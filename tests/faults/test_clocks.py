@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import QUICK, Start
+from faults.looking import LEFT, run
 from faults.processes import until
 from faults.servers import Server
-from faults.test_kills import LEFT, run
 from windlass import App
 
 TIMES = """

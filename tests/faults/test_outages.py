@@ -14,9 +14,9 @@ import pytest
 
 from acceptance.quick import QUICK
 from faults.conftest import Start
+from faults.looking import LEFT, run
 from faults.processes import until
 from faults.servers import Server
-from faults.test_kills import LEFT, run
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import Start
+from faults.looking import LEFT, run
 from faults.processes import WorkerProcess, until
-from faults.test_kills import LEFT, run
 from windlass import App
 
 # Where it stops, and what it says once it goes on.
@@ -32,6 +32,7 @@ def come_back(zombie: WorkerProcess, url: str, start: Start) -> None:
     """Let another worker rescue and finish its task, then let it go on."""
     until(zombie.is_stopped)
     heir = start()
+    until(lambda: heir.has_said("worker.started"))
     until(lambda: run(url, LEFT)[0][0] == 0)
     assert heir.stop() == 0
     zombie.send(signal.SIGCONT)

@@ -13,7 +13,8 @@ import pytest
 
 from faults.conftest import Start
 from faults.failpoints import STAGES, VERBS
-from faults.processes import TESTS, until
+from faults.looking import LEFT, run
+from faults.processes import TESTS, WorkerProcess, until
 from windlass import App
 
 SHORT, LONG = 5, 2
@@ -28,24 +29,6 @@ ELSEWHERE = (
     *("rescue.before", "rescue.after", "tidy.after", "register.before", "register.after"),
 )
 DRAINING = ("drain.before", "drain.after", "leave.before", "resign.before")
-LEFT = """
-SELECT sum(rows) FROM (
-    SELECT count(*) FROM windlass.task UNION ALL SELECT count(*) FROM windlass.ready
-    UNION ALL SELECT count(*) FROM windlass.claim UNION ALL SELECT count(*) FROM windlass.claim_task
-    UNION ALL SELECT count(*) FROM windlass.running UNION ALL SELECT count(*) FROM windlass.attempt
-) AS places (rows)
-"""
-
-
-def run(url: str, statement: str, *arguments: object) -> list[asyncpg.Record]:
-    async def ask() -> list[asyncpg.Record]:
-        connection = await asyncpg.connect(url)
-        try:
-            return list(await connection.fetch(statement, *arguments))
-        finally:
-            await connection.close()
-
-    return asyncio.run(ask())
 
 
 async def enqueue(url: str) -> None:
@@ -54,6 +37,13 @@ async def enqueue(url: str) -> None:
             await app.enqueue("short", {"n": n}, max_attempts=10)
         for n in range(LONG):
             await app.enqueue("long", {"n": n}, max_attempts=10)
+
+
+def finish(heir: WorkerProcess, url: str) -> None:
+    """Let a worker do what is left, and stop it."""
+    until(lambda: heir.has_said("worker.started"))
+    until(lambda: run(url, LEFT)[0][0] == 0)
+    assert heir.stop() == 0, heir.said()
 
 
 def check_everything_completed_once(url: str) -> dict[str, list[asyncpg.Record]]:
@@ -76,9 +66,7 @@ def test_what_a_killed_worker_held_is_carried_out_by_the_next(
     assert victim.wait() == -signal.SIGKILL, victim.said()
     assert (tmp_path / place).exists()
 
-    heir = start()
-    until(lambda: run(database_url, LEFT)[0][0] == 0)
-    assert heir.stop() == 0
+    finish(start(), database_url)
 
     ended = check_everything_completed_once(database_url)
     runs = Counter(
@@ -102,9 +90,7 @@ def test_workers_that_are_killed_one_after_another_leave_everything_to_the_last(
         assert victim.wait() == -signal.SIGKILL, victim.said()
         assert (tmp_path / place).exists()
 
-    heir = start()
-    until(lambda: run(database_url, LEFT)[0][0] == 0)
-    assert heir.stop() == 0
+    finish(start(), database_url)
 
     check_everything_completed_once(database_url)
 
@@ -119,9 +105,7 @@ def test_a_worker_that_is_killed_while_it_drains_loses_nothing(
     victim.send(signal.SIGTERM)
     assert victim.wait() == -signal.SIGKILL, victim.said()
 
-    heir = start()
-    until(lambda: run(database_url, LEFT)[0][0] == 0)
-    assert heir.stop() == 0
+    finish(start(), database_url)
 
     check_everything_completed_once(database_url)
 
