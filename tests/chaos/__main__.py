@@ -16,7 +16,7 @@ import asyncpg
 
 from chaos.fleet import Fleet
 from chaos.report import Outcome, tell
-from chaos.server import Server
+from chaos.server import ChaosServer
 from chaos.settings import LEASE, SETTINGS, SWEEP, TERM
 from chaos.world import PRODUCERS, World
 from faults.proxy import Proxy
@@ -46,15 +46,15 @@ async def main() -> int:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # the proxy writes to whom it has cut off
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
-        server = Server(folder / "server")
+        server = ChaosServer(folder / "server")
         try:
             outcome = await run(server, folder, random.Random(seed), seconds)
         finally:
-            left = server.release()
-        return tell(outcome, [*outcome.left, *left], seed)
+            server.release()
+        return tell(outcome, [*outcome.left, *server.leftovers()], seed)
 
 
-async def run(server: Server, folder: Path, chance: random.Random, seconds: float) -> Outcome:
+async def run(server: ChaosServer, folder: Path, chance: random.Random, seconds: float) -> Outcome:
     async with App(server.url):
         pass  # migrates
     connection = await server.connect()
@@ -107,7 +107,7 @@ async def until(world: World, *, all_done: bool) -> None:
     fleet, left = world.fleet, {}
     connection = await world.server.connect()
     while time.monotonic() < deadline:
-        await world.look_after_workers()
+        world.look_after_workers()
         left = dict(await connection.fetchrow(LEFT, fleet.pids()))
         if left["workers"] == fleet.size and not (all_done and left["tasks"] + left["lost"]):
             await connection.close()
@@ -116,7 +116,7 @@ async def until(world: World, *, all_done: bool) -> None:
     raise TimeoutError(f"after {DRAIN_WITHIN:.0f} s there are {left}")
 
 
-async def workers(server: Server, fleet: Fleet) -> frozenset[str]:
+async def workers(server: ChaosServer, fleet: Fleet) -> frozenset[str]:
     connection = await server.connect()
     rows = await connection.fetch(
         "SELECT id FROM windlass.worker WHERE pid = ANY ($1)", fleet.pids()

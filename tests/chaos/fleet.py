@@ -21,7 +21,7 @@ class Hit:
 
 @dataclass(slots=True)
 class Fleet:
-    """So many workers of one application; a supervisor starts again what could not start."""
+    """So many workers of one application."""
 
     url: str
     folder: Path
@@ -29,7 +29,6 @@ class Fleet:
     size: int
     deaths: list[Hit] = field(default_factory=list)
     stops: list[Hit] = field(default_factory=list)
-    failed_starts: int = 0
     log: Path = field(init=False)
     processes: list[subprocess.Popen[bytes]] = field(init=False)
     stopped: set[int] = field(default_factory=set)
@@ -79,14 +78,6 @@ class Fleet:
         if pid in self.stopped:
             self.stopped.discard(pid)
             os.kill(pid, signal.SIGCONT)
-
-    def replace_failed_starts(self, registered: set[int]) -> None:
-        """Start anew what ended before it was a worker: a database that is away is its reason."""
-        for place, process in enumerate(self.processes):
-            if process.poll() is not None and process.pid not in registered:
-                self.failed_starts += 1
-                self.stopped.discard(process.pid)  # if it had ended before it could be
-                self.processes[place] = self._start()
 
     def ended_by_themselves(self) -> list[str]:
         return [

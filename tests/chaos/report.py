@@ -43,7 +43,6 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
     print(f"{'handlers called':<28}{len(history.runs)}")
     print(f"{'tasks rescued':<28}{len(rescued)}")
     print(f"{'terms of leaders':<28}{len(terms)}")
-    print(f"{'failed starts of workers':<28}{world.fleet.failed_starts}")
     deaths, leaderless = lost(outcome)
     raw = recoveries(history, deaths)
     measured = recoveries(history, deaths, [*world.server.outages, *leaderless])
