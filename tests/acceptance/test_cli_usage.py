@@ -186,3 +186,16 @@ def test_a_socket_where_nobody_listens_is_named(
 
     assert done.exit_code == 1
     assert "the database at /no/where/.s.PGSQL.5432 cannot be reached" in done.stderr
+
+
+def test_a_worker_whose_database_does_not_come_gives_up_and_says_so(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "late_app.py").write_text(APP)
+    monkeypatch.setattr("windlass.cli.run.WAIT_FOR_DATABASE", 0.5)
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", f"postgresql://windlass@/windlass?host={tmp_path}")
+
+    done = run("worker", "late_app:app")
+
+    assert done.exit_code == 1
+    assert "cannot be reached" in done.stderr.splitlines()[-1]

@@ -17,7 +17,7 @@ import asyncpg
 from chaos.fleet import Fleet
 from chaos.report import Outcome, tell
 from chaos.server import ChaosServer
-from chaos.settings import LEASE, SETTINGS, SWEEP, TERM
+from chaos.settings import SETTINGS, SWEEP, TERM
 from chaos.world import PRODUCERS, World
 from faults.proxy import Proxy
 from windlass import App
@@ -48,13 +48,13 @@ async def main() -> int:
         folder = Path(name)
         server = ChaosServer(folder / "server")
         try:
-            outcome = await run(server, folder, random.Random(seed), seconds)
+            outcome = await run(server, folder, seed, seconds)
         finally:
             server.release()
         return tell(outcome, [*outcome.left, *server.leftovers()], seed)
 
 
-async def run(server: ChaosServer, folder: Path, chance: random.Random, seconds: float) -> Outcome:
+async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> Outcome:
     async with App(server.url):
         pass  # migrates
     connection = await server.connect()
@@ -63,7 +63,7 @@ async def run(server: ChaosServer, folder: Path, chance: random.Random, seconds:
     calls = folder / "calls.jsonl"
     async with Proxy(server.url) as proxy, App(proxy.url(server.url), **SETTINGS) as app:
         fleet = Fleet(proxy.url(server.url), folder, "chaos.application:app", WORKERS)
-        world = World(server, proxy, fleet, ClientLog(calls), app, chance)
+        world = World(server, proxy, fleet, ClientLog(calls), app, seed)
         try:
             await until(world, all_done=False)
             producers = [asyncio.create_task(world.produce(one)) for one in range(PRODUCERS)]
@@ -98,7 +98,7 @@ async def run(server: ChaosServer, folder: Path, chance: random.Random, seconds:
     log = fleet.log.read_text()
     if "Traceback" in log:
         troubles.append("a traceback in the workers' log")
-    return Outcome(world, history, quiet, LEASE + SWEEP + 1, troubles, log)
+    return Outcome(world, history, quiet, SWEEP + 1, troubles, log)
 
 
 async def until(world: World, *, all_done: bool) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+from chaos.settings import LEASE
 from chaos.world import World
 from windlass.testing.history_check import (
     History,
@@ -44,10 +45,15 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
     print(f"{'tasks rescued':<28}{len(rescued)}")
     print(f"{'terms of leaders':<28}{len(terms)}")
     deaths, leaderless = lost(outcome)
-    raw = recoveries(history, deaths)
-    measured = recoveries(history, deaths, [*world.server.outages, *leaderless])
-    _tell_times("recovery, as it was", [one.seconds for one in raw])
-    _tell_times("recovery, less outages", [one.seconds for one in measured])
+    measured = recoveries(
+        history,
+        deaths,
+        lease=LEASE,
+        within=outcome.recover_within,
+        outages=[*world.server.outages, *leaderless],
+    )
+    _tell_times("recovered after", [one.seconds for one in measured])
+    _tell_times("of it overdue", [max(0.0, one.overdue) for one in measured])
     _tell_times("database away", [end - begin for begin, end in world.server.outages])
     _tell_silences(outcome)
     for violation in [*check(history), *check_liveness(history, outcome.quiet)][:MOST_SHOWN]:
@@ -63,9 +69,10 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
 
 def late(measured: list[Recovery], within: float) -> list[str]:
     return [
-        f"task {one.task} of lost worker {one.worker} waited {one.seconds:.1f} s, not {within:.1f}"
+        f"task {one.task} of lost worker {one.worker} was taken back after {one.seconds:.1f} s, "
+        f"{one.overdue:.1f} s after that was possible, not {within:.1f}"
         for one in measured
-        if one.seconds > within
+        if one.overdue > within
     ][:MOST_SHOWN]
 
 
@@ -84,8 +91,7 @@ def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]
         own_ids = {e.worker for e in entered if e.pid == pid and e.at < at}
         before = [event for event in led if event.at <= at]
         if before and before[-1].holder in own_ids:
-            term = before[-1].term
-            after = [e.at for e in led if e.term > term]
+            after = [e.at for e in led if e.at > at]  # it may go on leading itself
             leaderless.append((at, min(after, default=inf)))
     return deaths, leaderless
 

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from chaos.fleet import Fleet
@@ -38,7 +39,8 @@ class World:
     fleet: Fleet
     client: ClientLog
     app: App
-    chance: random.Random
+    seed: int
+    chance: random.Random = field(default_factory=random.Random)  # of the turn
     counts: Counter[str] = field(default_factory=Counter)
     producing: bool = True
     _lasting: list[asyncio.Task[None]] = field(default_factory=list)
@@ -49,7 +51,11 @@ class World:
         """Let faults happen for so long, one after the other but for those that last."""
         until = time.monotonic() + seconds
         names, weights = list(FAULTS), [weight for weight, _ in FAULTS.values()]
-        while time.monotonic() < until:
+        for turn in count():
+            if time.monotonic() > until:
+                return
+            # Drawn for each turn by itself: what was drawn before depends on how fast things went.
+            self.chance = random.Random(f"{self.seed} {turn}")
             await asyncio.sleep(self.chance.uniform(*PACE))
             (name,) = self.chance.choices(names, weights)
             await FAULTS[name][1](self)
@@ -142,8 +148,8 @@ class World:
 
     async def produce(self, number: int) -> None:
         """Enqueue until told otherwise; with a key again and again until it is known to be there."""
-        chance = random.Random(self.chance.random())
-        for turn in range(10**9):
+        chance = random.Random(f"{self.seed} producer {number}")
+        for turn in count():
             if not self.producing:
                 return
             await asyncio.sleep(ENQUEUE_EVERY * chance.uniform(0.5, 1.5))

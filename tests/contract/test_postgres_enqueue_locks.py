@@ -290,3 +290,38 @@ async def test_types_are_registered_in_sorted_order(
         known = await store.type_defaults(name)
         assert known is not None
         assert known.priority == 20
+
+
+async def test_a_repeated_enqueue_that_was_overtaken_by_the_end_of_its_task_adds_nothing(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    """The first call comes through late, and its task ends, while the repetition is under way."""
+    first = new_task()
+    # Before it has written anything: its lane is another.
+    lane = "windlass.lane_number('default', 'resize', 11::smallint, 0::smallint)"
+    paused = await sessions.pause("ready", "INSERT", f"NEW.lane = {lane}")
+    again = store.enqueue([replace(first, priority=11)], repeated=True)
+    repeating = await sessions.blocked(again, by=paused)
+    await store.enqueue([first])
+    await store.settle(settlements(await claim(store), Outcome.COMPLETED))
+    await paused.commit()
+
+    assert await repeating == [Enqueued(first.id, created=True)]
+    assert await sessions.places(first.id) == ["history"]
+
+
+async def test_a_repeated_enqueue_with_a_key_waits_for_the_first_and_adds_nothing(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    first = new_task(idempotency_key="k", payload='{"n": 1}')
+    # The same number, written otherwise: only the repetition is to wait.
+    otherwise = """NEW.fingerprint = hashtextextended('{"n": 1.0}', 0)"""
+    paused = await sessions.pause("idempotency", "INSERT", otherwise)
+    again = store.enqueue([replace(first, payload='{"n": 1.0}')], repeated=True)
+    repeating = await sessions.blocked(again, by=paused)
+    await store.enqueue([first])
+    await store.settle(settlements(await claim(store), Outcome.COMPLETED))
+    await paused.commit()
+
+    assert await repeating == [Enqueued(first.id, created=True)]
+    assert await sessions.places(first.id) == ["history"]

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from unit.told_history import Story
-from windlass.testing.history_check import Pause, Quiet, check_liveness, recoveries
+from windlass.testing.history_check import Pause, Quiet, Recovery, check_liveness, recoveries
 
 QUIET = Quiet(since=100, until=200, sweep=1, term=3)
 
@@ -90,29 +92,53 @@ def test_a_worker_that_does_not_claim_again_is_found() -> None:
     assert "worker v" in violation.says
 
 
+def recovered(story: Story, *outages: tuple[float, float]) -> list[Recovery]:
+    return recoveries(story.history(), {"w": 4.0}, lease=5.0, within=2.0, outages=outages)
+
+
 def test_a_recovery_is_measured_from_the_death_to_the_next_grant() -> None:
     story = Story().born().claimed("t").wait(6).led(1).returned(None).claimed("u", 2, worker="v")
 
-    (recovery,) = recoveries(story.history(), {"w": 4.0})
+    (recovery,) = recovered(story)
 
-    assert recovery.seconds == 7.0
+    assert (recovery.seconds, recovery.overdue) == (7.0, 2.0)
 
 
-def test_a_recovery_is_measured_from_the_end_of_an_outage_it_fell_into() -> None:
+@pytest.mark.parametrize(
+    ("outages", "overdue"),
+    [
+        ([(5.0, 8.0)], 2.0),  # while the lease lasted: it cost nothing
+        ([(8.0, 10.0)], 1.0),  # when it ended
+        ([(9.5, 10.5)], 0.5),  # a little later
+        ([(8.0, 9.5), (9.6, 10.0)], 1.0),
+        ([(11.5, 12.0)], 2.0),  # after it was all over
+    ],
+)
+def test_an_outage_puts_off_a_recovery_only_if_it_stands_in_the_way(
+    outages: list[tuple[float, float]], overdue: float
+) -> None:
     story = Story().born().claimed("t").wait(6).led(1).returned(None).claimed("u", 2, worker="v")
 
-    (recovery,) = recoveries(story.history(), {"w": 4.0}, [(0.0, 1.0), (5.0, 8.0), (12.0, 13.0)])
+    (recovery,) = recovered(story, *outages)
 
-    assert recovery.seconds == 3.0
+    assert recovery.overdue == overdue
+
+
+def test_an_outage_that_begins_when_it_was_too_late_already_excuses_nothing() -> None:
+    story = Story().born().claimed("t").wait(20).led(1).returned(None).claimed("u", 2, worker="v")
+
+    (recovery,) = recovered(story, (12.0, 24.0))
+
+    assert recovery.overdue > 10
 
 
 def test_what_a_worker_had_settled_before_its_death_needs_no_recovery() -> None:
     story = Story().born().claimed("t").ended("t")
 
-    assert recoveries(story.history(), {"w": 4.0}) == []
+    assert recovered(story) == []
 
 
 def test_a_task_that_never_came_back_took_for_ever() -> None:
-    (recovery,) = recoveries(Story().born().claimed("t").history(), {"w": 4.0})
+    (recovery,) = recovered(Story().born().claimed("t"))
 
     assert recovery.seconds == inf

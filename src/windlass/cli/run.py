@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ from windlass.registry import checked_name
 from windlass.service import Stop, backoff, first_of
 from windlass.telemetry import emit
 
-LONGEST_BACKOFF = 5.0  # seconds, of a worker whose database does not answer
+WAIT_FOR_DATABASE = 60.0  # seconds, when a worker starts
+LONGEST_BACKOFF = 5.0
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
@@ -89,8 +91,12 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 
 async def _opened(app: App, stop: Stop) -> bool:
-    """Wait for the database, which may start later than we do; false if asked to stop meanwhile."""
+    """Wait for the database, which may start later than we do; false if asked to stop meanwhile.
+
+    Not for ever: an address that is wrong is to be told by the exit code too.
+    """
     failures = 0
+    wait_until = time.monotonic() + WAIT_FOR_DATABASE
     while not stop:
         opening = asyncio.create_task(app.store())
         await first_of(asyncio.wait([opening]), stop.wait())
@@ -100,6 +106,8 @@ async def _opened(app: App, stop: Stop) -> bool:
         try:
             opening.result()
         except StoreUnavailable as error:
+            if time.monotonic() > wait_until:
+                raise
             failures += 1
             emit("store.unavailable", doing="open", error=error)
             await stop.wait(backoff(failures, longest=LONGEST_BACKOFF))

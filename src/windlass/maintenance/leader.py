@@ -1,6 +1,7 @@
 """Holds one lease; does the chores while it lasts."""
 
 import asyncio
+import random
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,7 +11,7 @@ from windlass.maintenance.chores import Chore
 from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.limits import MARGIN
 from windlass.model.task import Leadership
-from windlass.service import Stop
+from windlass.service import Stop, answered_within
 from windlass.store.port import LeadStore
 from windlass.telemetry import emit
 
@@ -53,15 +54,16 @@ class Leader:
             if self.is_leader:
                 await self._do_chores(stop)
             else:
-                await stop.wait(self._third)
+                # Not all at the same moment.
+                await stop.wait(self._third * random.uniform(0.8, 1.0))  # noqa: S311
         await self._resign()
 
     async def _elect(self) -> None:
         asked_at = time.monotonic()
         try:
-            async with asyncio.timeout(self._third):
+            async with answered_within(self._third):
                 held = await self._store.lead(self._candidate, current=self._held, term=self._term)
-        except (StoreUnavailable, TimeoutError) as error:
+        except StoreUnavailable as error:
             emit("store.unavailable", doing="lead", error=error)
             return  # whatever it was, it is trusted until its end and no longer
         if held is not None and held != self._held:
@@ -92,9 +94,9 @@ class Leader:
         except NotLeader:
             emit("leader.deposed", term=held.term)
             self._held = None
-        except TimeoutError as error:
+        except TimeoutError:
             chore.hangs = hangs + 1
-            emit("chore.delayed", chore=chore.name, error=error)
+            emit("chore.delayed", chore=chore.name, error=f"not done within {self._third:g} s")
             if chore.hangs >= HANGS_BEFORE_STEPPING_DOWN:
                 await self._step_down(chore)
         except StoreUnavailable as error:
@@ -114,7 +116,7 @@ class Leader:
         if held is None:
             return
         try:
-            async with asyncio.timeout(self._third):
+            async with answered_within(self._third):
                 await self._store.resign(held)
-        except (StoreUnavailable, TimeoutError) as error:
+        except StoreUnavailable as error:
             emit("store.unavailable", doing="resign", error=error)

@@ -1,6 +1,7 @@
 """Keeps the leases of what the worker holds, from a thread and connection of its own."""
 
 import asyncio
+import random
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ from uuid import UUID
 
 from windlass.model.limits import MARGIN
 from windlass.model.task import Pulse, WorkerInfo
+from windlass.service import answered_within
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import emit
@@ -134,7 +136,7 @@ class Heartbeat:
                 await asyncio.sleep(pause)
                 try:
                     if not is_open:
-                        async with asyncio.timeout(self._lease.total_seconds()):
+                        async with answered_within(self._lease.total_seconds()):
                             await store.open()
                         is_open = True
                     began = time.monotonic()
@@ -142,7 +144,7 @@ class Heartbeat:
                     pause = max(0.0, began + self._every - time.monotonic())
                 except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
                     emit("store.unavailable", doing="heartbeat", error=error)
-                    pause = min(RETRY_EVERY, self._every)
+                    pause = min(RETRY_EVERY, self._every) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 self._has_beaten.set()
         finally:
             for task in watching:
@@ -160,7 +162,7 @@ class Heartbeat:
         while skipped and time.monotonic() < due_next:
             skipped += await self._pulse(store, [skipped.popleft()], self._patience)
         # For the leader that this worker may become: it has to know how the clock went before.
-        async with asyncio.timeout(self._answer_within):
+        async with answered_within(self._answer_within):
             await self._clock.look(store)
 
     async def _pulse(
@@ -170,7 +172,7 @@ class Heartbeat:
         asked_at = time.monotonic()
         running, idle = self._leases.running, self._is_idle()
         pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience)
-        async with asyncio.timeout(self._answer_within):
+        async with answered_within(self._answer_within):
             answer = await store.pulse(pulse)
         # Before anything else is asked of the store, which may fail.
         self._leases.extend(answer.kept, asked_at)
@@ -178,7 +180,7 @@ class Heartbeat:
         held = set(self._leases.tokens())
         if lost := (held & set(tokens)) - answer.kept - answer.skipped:
             self._lost(list(lost))
-        async with asyncio.timeout(self._answer_within):
+        async with answered_within(self._answer_within):
             if not answer.registered:
                 await store.register(self._worker, lease=self._lease)
             if self._is_idle() != idle:  # what the fetcher wrote meanwhile was overwritten

@@ -6,10 +6,11 @@ from contextlib import suppress
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Started
 from windlass.runtime.job import Halt, Job
-from windlass.service import LONGEST_PATIENCE, Stop, answered_within
+from windlass.service import LONGEST_PATIENCE, Stop, answered_within, backoff
 from windlass.store.port import ClaimStore
 from windlass.telemetry import emit
 
+LONGEST_BACKOFF = 5.0  # seconds
 REPORT_EVERY = 0.5  # seconds; a task that ends sooner is never reported
 
 
@@ -33,13 +34,17 @@ class Reporter:
 
     async def run(self, stop: Stop) -> None:
         """Report while anything runs for that long."""
-        while not await stop.wait(REPORT_EVERY):
+        failures, pause = 0, REPORT_EVERY
+        while not await stop.wait(pause):
             try:
                 jobs = self._long_running()
                 await self._pass_on_cancellations(jobs)
                 await self._beside()
                 await self._report_apart([job for job in jobs if not job.report_confirmed])
+                failures, pause = 0, REPORT_EVERY
             except StoreUnavailable as error:
+                failures += 1
+                pause = REPORT_EVERY + backoff(failures, longest=LONGEST_BACKOFF)
                 emit("store.unavailable", doing="report", error=error)
 
     async def _report_apart(self, jobs: Sequence[Job]) -> None:

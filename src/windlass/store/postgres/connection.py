@@ -25,6 +25,9 @@ from windlass.store.postgres.url import address, wanted_session
 
 ISOLATION = "read committed"  # every statement relies on it
 GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
+ANSWER_WITHIN = (
+    60.0  # seconds for any statement; nobody waits for ever on a connection that is dead
+)
 
 _OURS = {
     "WL001": LeaseLost,
@@ -206,10 +209,16 @@ async def _roll_back(
         async with asyncio.timeout(GIVE_UP_AFTER):
             await begun.__aexit__(type(why), why, why.__traceback__)
     except Exception:  # noqa: BLE001 - what was raised before goes on, and is the cause
-        connection.terminate()
+        _terminate(connection)
     except BaseException:
-        connection.terminate()
+        _terminate(connection)
         raise
+
+
+def _terminate(connection: asyncpg.Connection) -> None:
+    # The pool takes a connection back by itself when its session ended meanwhile.
+    with suppress(asyncpg.InterfaceError):
+        connection.terminate()
 
 
 async def check_isolation(route: Route, statement: str) -> None:
@@ -242,6 +251,7 @@ async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.P
             min_size=0,
             max_size=size,
             max_inactive_connection_lifetime=0,
+            command_timeout=ANSWER_WITHIN,
             init=learn,
             connect=partial(dial, route.revive),
             reset=_keep_as_it_is,

@@ -8,12 +8,17 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from windlass.model.errors import IdempotencyConflict
+from windlass.model.errors import IdempotencyConflict, StoreUnavailable
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
 from windlass.store.postgres.connection import translated
 from windlass.store.postgres.parts import PostgresParts, used
 
 ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
+LOOK_AGAIN_AT_MOST = 5  # times, at what a call did that is being repeated
+
+
+class _Overtaken(Exception):  # noqa: N818 - says what happened
+    """What was added has ended before: the first call came through while this one waited for it."""
 
 
 class EnqueueVerbs(PostgresParts):
@@ -26,32 +31,40 @@ class EnqueueVerbs(PostgresParts):
         fence: Fence | None = None,
         repeated: bool = False,
     ) -> list[Enqueued]:
-        try:
+        if not repeated:
             return await self._enqueue(tasks, fence, repeated)
-        except asyncpg.UniqueViolationError:
-            if not repeated:
-                raise
-            # The first call was still under way; now it has ended and can be seen.
-            return await self._enqueue(tasks, fence, repeated)
+        for _ in range(LOOK_AGAIN_AT_MOST):
+            try:
+                return await self._enqueue(tasks, fence, repeated)
+            except (asyncpg.UniqueViolationError, _Overtaken):
+                continue  # the first call was still under way; now it has ended and can be seen
+        raise StoreUnavailable("an enqueue was repeated while its first call was under way")
 
     async def _enqueue(
         self, tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
     ) -> list[Enqueued]:
         answers = [Enqueued(task.id, created=True) for task in tasks]
-        if len(tasks) <= ENQUEUE_CHUNK:
+        if len(tasks) <= ENQUEUE_CHUNK and not repeated:
             rows = await self._run.fetch(
                 "enqueue_tasks", *_enqueue_arguments(tasks, fence, repeated)
             )
             _mark_known(answers, rows, 0)
             return answers
         text = self._sql.statement("enqueue_tasks")
+        known: set[int] = set()
         async with self._run.transaction() as connection:
             await self._reserve_keys(connection, tasks)
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
                 arguments = _enqueue_arguments(chunk, fence, repeated)
                 with _counted_from(start, self._options.url):
-                    _mark_known(answers, await connection.fetch(text, *arguments), start)
+                    rows = await connection.fetch(text, *arguments)
+                _mark_known(answers, rows, start)
+                known.update(start + place for place, _ in rows)
+            if repeated:
+                added = [task.id for place, task in enumerate(tasks) if place not in known]
+                if await connection.fetchval(self._sql.statement("any_ended"), added):
+                    raise _Overtaken
         return answers
 
     async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:

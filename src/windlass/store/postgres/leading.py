@@ -67,10 +67,25 @@ class LeadVerbs(OperateVerbs):
             listed: int = await connection.fetchval(self._sql.statement("relist_busy_lanes"))
             doubles = await connection.execute(self._sql.statement("drop_double_lanes"))
             late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
-        for task_id, reason in came_back:
-            await self.cancel(task_id, reason)
+        for task_id, _ in came_back:
+            await self._cancel_returned(task_id, leadership)
         rows = sum(map(_row_count, (dropped, doubles, late)))
         return len(came_back) + retired + listed + rows
+
+    async def _cancel_returned(self, task_id: UUID, leadership: Leadership) -> None:
+        """Cancel a task whose request still stands: it may have been answered meanwhile."""
+        kept = self._options.retention
+
+        async def cancel_once() -> None:
+            async with self._led(leadership) as connection:
+                rows = await connection.fetch(
+                    self._sql.statement("read_cancel_requests"), [task_id]
+                )
+                for _, reason in rows:
+                    text = self._sql.statement("cancel_task")
+                    await connection.fetchval(text, task_id, reason, kept.ended, kept.keys)
+
+        await self._history.with_places([task_id], cancel_once)
 
     async def prepare_history(self, *, leadership: Leadership) -> int:
         async with self._led(leadership):

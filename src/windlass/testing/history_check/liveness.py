@@ -144,17 +144,22 @@ class Recovery:
 
     task: str
     worker: str
-    seconds: float  # inf: never
+    seconds: float  # from its death; inf: never
+    overdue: float  # seconds since somebody could have taken it back; not above 0: at once
 
 
 def recoveries(
     history: History,
     deaths: Mapping[str, float],
+    *,
+    lease: float,
+    within: float,
     outages: Iterable[tuple[float, float]] = (),
 ) -> list[Recovery]:
-    """Measure from the death of each worker, or from the end of the last outage it fell into.
+    """Measure from the death of each worker, whose tasks can be taken back a lease later.
 
-    An outage that begins while a task waits starts the measure anew: nobody could have helped.
+    An outage at that moment, or one that begins less than `within` seconds after it, puts it off to
+    its end: nobody could have helped before.
     """
     told, found = Told(history), []
     outages = sorted(outages)
@@ -165,11 +170,11 @@ def recoveries(
         over, again = _next_owner(told, claim)
         if over <= died:
             continue
-        start = died
+        possible = died + lease
         for began, ended in outages:
-            if began < again and ended > start:
-                start = ended
-        found.append(Recovery(claim.task, claim.worker, max(0.0, again - start)))
+            if began < again and possible < ended and began <= possible + within:
+                possible = ended
+        found.append(Recovery(claim.task, claim.worker, again - died, again - possible))
     return found
 
 
