@@ -79,7 +79,7 @@ def test_workers_live_through_restarts_and_lose_nothing(
 
 
 def test_workers_live_through_the_end_of_any_of_their_sessions(
-    server: Server, start: Start, tmp_path: Path
+    server: Server, start: Start
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -126,7 +126,7 @@ def test_a_server_without_a_connection_to_spare_costs_no_lease(
                     taken.push_async_callback(one.close)
             with pytest.raises(StoreUnavailable, match="too many clients"):
                 await enqueue(server.url, "short")
-            # Twice the lease later it is still held: the heart has a connection of its own.
+            # A lease later it is still held: the heart has a connection of its own.
             expiry = "SELECT expires_at FROM windlass.claim"
             granted_until = await connection.fetchval(expiry)
             while await connection.fetchval("SELECT clock_timestamp() < $1", granted_until):

@@ -242,3 +242,26 @@ async def test_nothing_is_begun_once_the_term_may_not_be_trusted(clock: MovedClo
     await candidate._do_chores(Stop())
 
     assert done == ["long"]
+
+
+class WaitsNotedStop(Stop):
+    """Notes for how long it is waited for, and lets nobody wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        self.waits.append(seconds)
+        if len(self.waits) == 20:
+            self.set()
+        return bool(self)
+
+
+async def test_who_is_not_elected_asks_again_within_a_third_of_a_term() -> None:
+    """So that a new leader is there within the term and a third of it, and not all ask at once."""
+    stop = WaitsNotedStop()
+    await leader(Seat([None] * 20)).run(stop)
+
+    assert len(set(stop.waits)) > 1
+    assert all(seconds is not None and 0.05 < seconds <= 0.1 for seconds in stop.waits)

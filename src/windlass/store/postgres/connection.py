@@ -281,7 +281,8 @@ def _checked(url: str) -> Iterator[None]:
             raise
         raise ConfigurationError(
             f"{_database(url)} refuses the connection: {error}; if it is a pooler in transaction "
-            "mode set pooler=True, if in session mode let it ignore this parameter"
+            "mode set pooler=True, and if it is that of direct_url give one around it; if in "
+            "session mode let it ignore this parameter"
         ) from error
     except ValueError as error:
         raise ConfigurationError(f"the database URL is not valid: {error}") from error

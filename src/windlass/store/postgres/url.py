@@ -47,7 +47,7 @@ def address(url: str, environment: Mapping[str, str] = os.environ) -> str:
 def several_hosts(url: str, environment: Mapping[str, str] = os.environ) -> list[tuple[str, int]]:
     """Return the hosts of a URL that names more than one, with their ports, as the driver does.
 
-    None if they cannot be tried each by itself: of a service, or to find which one to prefer.
+    Empty if they cannot be tried each by itself: of a service, or to find which one to prefer.
     """
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
