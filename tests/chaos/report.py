@@ -52,8 +52,8 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
         within=outcome.recover_within,
         outages=[*world.server.outages, *leaderless],
     )
-    _tell_times("recovered after", [one.seconds for one in measured])
-    _tell_times("of it overdue", [max(0.0, one.overdue) for one in measured])
+    _tell_times("granted again after", [one.seconds for one in measured])
+    _tell_times("taken back too late by", [max(0.0, one.overdue) for one in measured])
     _tell_times("database away", [end - begin for begin, end in world.server.outages])
     _tell_silences(outcome)
     for violation in [*check(history), *check_liveness(history, outcome.quiet)][:MOST_SHOWN]:
@@ -69,8 +69,8 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
 
 def late(measured: list[Recovery], within: float) -> list[str]:
     return [
-        f"task {one.task} of lost worker {one.worker} was taken back after {one.seconds:.1f} s, "
-        f"{one.overdue:.1f} s after that was possible, not {within:.1f}"
+        f"task {one.task} of lost worker {one.worker} was taken back {one.overdue:.1f} s after that "
+        f"was possible, not within {within:.1f}; it was granted again after {one.seconds:.1f}"
         for one in measured
         if one.overdue > within
     ][:MOST_SHOWN]

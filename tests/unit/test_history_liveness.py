@@ -101,17 +101,17 @@ def test_a_recovery_is_measured_from_the_death_to_the_next_grant() -> None:
 
     (recovery,) = recovered(story)
 
-    assert (recovery.seconds, recovery.overdue) == (7.0, 2.0)
+    assert (recovery.seconds, recovery.overdue) == (7.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("outages", "overdue"),
     [
-        ([(5.0, 8.0)], 2.0),  # while the lease lasted: it cost nothing
-        ([(8.0, 10.0)], 1.0),  # when it ended
-        ([(9.5, 10.5)], 0.5),  # a little later
-        ([(8.0, 9.5), (9.6, 10.0)], 1.0),
-        ([(11.5, 12.0)], 2.0),  # after it was all over
+        ([(5.0, 8.0)], 1.0),  # while the lease lasted: it cost nothing
+        ([(8.0, 9.5)], 0.5),  # when it ended
+        ([(9.25, 9.75)], 0.25),  # a little later
+        ([(8.0, 9.25), (9.5, 9.75)], 0.25),
+        ([(11.5, 12.0)], 1.0),  # after it was all over
     ],
 )
 def test_an_outage_puts_off_a_recovery_only_if_it_stands_in_the_way(

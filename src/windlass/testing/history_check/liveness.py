@@ -144,8 +144,8 @@ class Recovery:
 
     task: str
     worker: str
-    seconds: float  # from its death; inf: never
-    overdue: float  # seconds since somebody could have taken it back; not above 0: at once
+    seconds: float  # from the death to the next grant; inf: never
+    overdue: float  # from when it could be taken back to when it was; not above 0: at once
 
 
 def recoveries(
@@ -172,9 +172,9 @@ def recoveries(
             continue
         possible = died + lease
         for began, ended in outages:
-            if began < again and possible < ended and began <= possible + within:
+            if began < over and possible < ended and began <= possible + within:
                 possible = ended
-        found.append(Recovery(claim.task, claim.worker, again - died, again - possible))
+        found.append(Recovery(claim.task, claim.worker, again - died, over - possible))
     return found
 
 
