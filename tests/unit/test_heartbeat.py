@@ -284,6 +284,28 @@ async def test_the_first_beat_comes_before_anything_else_is_asked_of_the_server(
 ) -> None:
     """Its connection is there from the start: later the server may have none to spare."""
     bench.heartbeat._every = 3600
-    await bench.heartbeat.start()
+    bench.heartbeat._answer_within = 30
+    bench.store.goes_on.clear()
+    starting = asyncio.create_task(bench.heartbeat.start())
+    await until(bench.store.pulsed)
+    assert not starting.done()
+    bench.store.goes_on.set()
+    await starting
 
     assert bench.store.answered.is_set()
+
+
+async def test_each_beat_looks_at_the_stores_clock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that whoever becomes the leader knows how it went before."""
+    looks: list[object] = []
+
+    async def look(store: object) -> bool:
+        looks.append(store)
+        return True
+
+    monkeypatch.setattr(bench.heartbeat._clock, "look", look)
+    await bench.beat()
+
+    assert looks == [bench.store]

@@ -12,8 +12,10 @@ from windlass.maintenance import leader as leader_module
 from windlass.maintenance.chores import Chore
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import NotLeader, StoreUnavailable
-from windlass.model.task import Leadership
+from windlass.model.task import Leadership, Rescued
 from windlass.service import Stop
+from windlass.store.clock_watch import ClockWatch
+from windlass.store.memory import MemoryStore
 
 ME = UUID(int=1)
 
@@ -265,3 +267,72 @@ async def test_who_is_not_elected_asks_again_within_a_third_of_a_term() -> None:
 
     assert len(set(stop.waits)) > 1
     assert all(seconds is not None and 0.05 < seconds <= 0.1 for seconds in stop.waits)
+
+
+async def test_an_election_that_is_not_answered_is_given_up_and_asked_for_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class SilentSeat(Seat):
+        async def lead(
+            self, candidate: UUID, *, current: Leadership | None, term: timedelta
+        ) -> Leadership | None:
+            self.asked.append(current)
+            if len(self.asked) == 1:
+                await asyncio.Event().wait()
+            stop.set()
+            return None
+
+    stop = Stop()
+    seat = SilentSeat([])
+    await asyncio.wait_for(leader(seat).run(stop), 10)
+
+    assert len(seat.asked) == 2
+    assert "store.unavailable doing=lead error=StoreUnavailable: the store gave no answer" in (
+        caplog.text
+    )
+
+
+async def test_who_stepped_down_stands_aside_while_the_others_ask(clock: MovedClock) -> None:
+    seat = Seat([Leadership(ME, 4)])
+    candidate = leader(seat)
+    await candidate._elect()
+    await candidate._step_down(Chore("hangs", 0, _nothing))
+    stop = WaitsNotedStop()
+    await candidate.run(stop)
+
+    assert seat.asked == [None]  # it has not asked again: the clock stands still
+    clock.now += 0.2
+    seat.answers = [None] * 20
+    await candidate.run(WaitsNotedStop())
+    assert len(seat.asked) > 1
+
+
+async def _nothing(_: Leadership) -> bool:
+    return False
+
+
+class _Rescuing(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rescues = 0
+
+    async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
+        self.rescues += 1
+        return await super().rescue(limit, leadership=leadership)
+
+
+@pytest.mark.parametrize("is_believed", [True, False])
+async def test_nothing_is_rescued_while_the_clock_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, is_believed: bool
+) -> None:
+    async def look(_: object) -> bool:
+        return is_believed
+
+    store, watch = _Rescuing(), ClockWatch(timedelta(seconds=30))
+    monkeypatch.setattr(watch, "look", look)
+    held = await store.lead(ME, current=None, term=timedelta(seconds=15))
+    assert held is not None
+    (rescue,) = [one for one in chores_module.chores(store, watch, sweep=5) if one.name == "rescue"]
+    await rescue.run(held)
+
+    assert store.rescues == (1 if is_believed else 0)

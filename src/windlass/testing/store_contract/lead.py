@@ -37,6 +37,17 @@ from windlass.testing.store_contract.steps import (
 class LeadRules(Steps):
     """Lead rules."""
 
+    async def test_who_leads_again_keeps_the_seat_when_an_old_term_is_resigned(
+        self, store: Store
+    ) -> None:
+        old = await self.elect(store)
+        await self.advance(store, TERM + SECOND)
+        new = await self.elect(store)
+        await store.resign(old)
+
+        assert new.holder == old.holder
+        assert await store.lead(OTHER_WORKER, current=None, term=TERM) is None
+
     async def test_the_clock_of_the_store_can_be_read(self, store: Store) -> None:
         before = await store.now()
         await self.advance(store, DAY)
