@@ -66,20 +66,23 @@ async def test_an_enqueue_whose_answer_was_lost_is_repeated_and_written_once(
 
 
 @pytest.mark.parametrize("side", [before, after])
-async def test_an_enqueue_that_is_cut_again_and_again_says_so_and_is_written_once_at_most(
+async def test_an_enqueue_whose_database_stays_away_says_so_and_is_written_once_at_most(
     app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
 ) -> None:
     @app.task
     async def resize(name: str) -> None: ...
 
     async with app:
-        rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks", times=None)
         keyed = resize.options(idempotency_key="a.png")
         for enqueue in (resize.enqueue, keyed.enqueue):
+            rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+            enqueuing = asyncio.create_task(enqueue("a.png"))
+            await rule.reached.wait()
+            proxy.refusing = True
             with pytest.raises(StoreUnavailable):
-                await enqueue("a.png")
+                await enqueuing
+            proxy.refusing = False
         assert await watcher.fetchval(COUNT) == (2 if side is after else 0)
-        proxy.drop(rule)
         handle = await keyed.enqueue("a.png")
 
         assert handle.created is (side is before)
