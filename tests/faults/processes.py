@@ -83,8 +83,14 @@ class WorkerProcess:
 
     def stop(self) -> int:
         """Ask it to drain, wait for its end and return its exit code."""
+        until(self._listens_to_signals)
         self.send(signal.SIGTERM)
         return self.wait()
+
+    def _listens_to_signals(self) -> bool:
+        said = self.said()
+        has_ended = self._process.poll() is not None
+        return has_ended or "worker.started" in said or "doing=open" in said
 
     def end(self) -> None:
         """Leave nothing behind, whatever became of it."""
