@@ -11,6 +11,7 @@ from windlass.model.errors import StoreUnavailable
 
 SHORTEST_PATIENCE = 5.0  # seconds: a busy server must be able to answer within the shortest lease
 LONGEST_PATIENCE = 30.0
+LONGEST_BACKOFF = 5.0
 
 
 class Stop:
@@ -34,7 +35,7 @@ class Stop:
         return self._event.is_set()
 
 
-def backoff(failures: int, *, longest: float) -> float:
+def backoff(failures: int, *, longest: float = LONGEST_BACKOFF) -> float:
     """Seconds to wait after so many failures in a row: longer each time, and never all at once."""
     return min(0.1 * 2.0 ** min(failures, 10), longest) * random.uniform(0.5, 1.0)  # noqa: S311
 

@@ -1,10 +1,13 @@
-"""A worker of `noting_app`, and what it ran."""
+"""A worker of `noting_app`, what it ran, and tasks for it."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from faults.processes import WorkerProcess
+from faults.processes import DEADLINE, WorkerProcess
+from windlass import App, StoreUnavailable
 
 
 class NotingWorker(WorkerProcess):
@@ -35,3 +38,16 @@ def noting_worker(folder: Path, url: str, **settings: float) -> Iterator[NotingW
         yield worker
     finally:
         worker.end()
+
+
+async def enqueue_in_the_end(app: App, n: int) -> None:
+    """Enqueue again and again until the database takes it."""
+    deadline = time.monotonic() + DEADLINE
+    while True:
+        try:
+            await app.enqueue("note", {"n": n})
+        except StoreUnavailable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        else:
+            return

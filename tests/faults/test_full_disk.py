@@ -4,7 +4,6 @@ import asyncio
 import os
 import secrets
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 
 from acceptance.embedded_users import processes_of, sessions_gone, wait_until
 from faults.disk import SmallDisk, small_disk
-from faults.noting import noting_worker
+from faults.noting import enqueue_in_the_end, noting_worker
 from windlass import App, ConfigurationError, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 from windlass.store.postgres.store import PostgresStore
@@ -68,18 +67,6 @@ async def enqueue_until_refused(app: App) -> list[int]:
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         await enqueue_many()
     return acknowledged
-
-
-async def enqueue_in_the_end(app: App, n: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            await app.enqueue("note", {"n": n})
-        except StoreUnavailable:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-        else:
-            return
 
 
 @pytest.mark.parametrize("megabytes", [0, 8])

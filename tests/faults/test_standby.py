@@ -1,7 +1,6 @@
 """A standby takes no writes until it is promoted: who waits, who looks on, who follows."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acceptance.embedded_users import wait_until
-from faults.noting import noting_worker
+from faults.noting import enqueue_in_the_end, noting_worker
 from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
@@ -35,18 +34,6 @@ def servers(with_data: Callable[[Path], Path]) -> Iterator[Pair]:
 async def migrate(servers: Pair) -> None:
     async with App(servers.primary.url):
         pass
-
-
-async def enqueue_in_the_end(app: App, n: int) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            await app.enqueue("note", {"n": n})
-        except StoreUnavailable:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.05)
-        else:
-            return
 
 
 @pytest.mark.parametrize("auto_migrate", [True, False])

@@ -84,3 +84,23 @@ def test_a_thread_that_goes_on_after_its_lease_was_lost_changes_nothing(
     assert contents(database_url) == before
     assert len(before) == 2  # the task, and the child of its second run
     assert "lease.lost" in zombie.said()
+
+
+def test_a_worker_that_only_waits_keeps_its_lease_and_writes_what_it_did(
+    database_url: str, tmp_path: Path, start: Start
+) -> None:
+    """Not stopped but paused before its settlement: its heart beats on, so nobody takes its task."""
+    asyncio.run(enqueue(database_url, "short"))
+    paused = start("settle.before=pause")
+    until((tmp_path / "settle.before").exists)
+    (granted,) = run(database_url, "SELECT expires_at FROM windlass.claim")
+    beside = start()
+    over = "SELECT FROM windlass.claim WHERE clock_timestamp() > $1"
+    until(lambda: bool(run(database_url, over, granted[0])))
+    (tmp_path / "settle.before.go").touch()
+    until(lambda: run(database_url, LEFT)[0][0] == 0)
+
+    assert [worker.stop() for worker in (paused, beside)] == [0, 0]
+    (row,) = run(database_url, "SELECT status::text, attempts, generation FROM windlass.tasks")
+    assert tuple(row) == ("completed", 1, 1)
+    assert len((tmp_path / "ledger").read_text().splitlines()) == 1

@@ -1,12 +1,10 @@
 """The application whose workers are killed: short tasks, and some long ones."""
 
 import asyncio
-import os
 
 from windlass import App
 
 app = App(
-    os.environ["KILL_DATABASE_URL"],
     lease=4,
     heartbeat=1,
     sweep=1,

@@ -1,11 +1,7 @@
 """Workers are killed while they work; every task is counted in and out."""
 
 import asyncio
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from chaos.fleet import Fleet
 from windlass import App, Task
 
 HERE = Path(__file__).parent
@@ -21,40 +18,6 @@ SHORT = 40_000
 LONG = 60
 LEAST_HITS = 20
 DEADLINE = 300.0
-
-
-class Fleet:
-    """Worker processes, one of which is killed now and then and replaced."""
-
-    def __init__(self, url: str, log: Path) -> None:
-        self._log = log
-        self._environment = {**os.environ, "KILL_DATABASE_URL": url, "PYTHONPATH": str(HERE)}
-        self.processes = [self._start() for _ in range(WORKERS)]
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "windlass.cli", "worker", "kill_app:app"],
-                env=self._environment,
-                cwd=HERE,
-                stderr=log,
-            )
-
-    def kill(self, victim: int) -> None:
-        process = self.processes[victim]
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        self.processes[victim] = self._start()
-
-    def stop(self) -> list[int]:
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
-        return [process.wait(60) for process in self.processes]
-
-    def end(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
 
 
 REGISTERED = "SELECT count(*) FROM windlass.worker WHERE pid = ANY ($1)"
@@ -85,33 +48,31 @@ async def test_every_task_completes_exactly_once_while_workers_are_killed(
             )
         }
     connection = await asyncpg.connect(database_url)
-    log = tmp_path / "workers.log"
-    fleet = Fleet(database_url, log)
-    kills = hits = 0
+    fleet = Fleet(database_url, tmp_path, "stress.kill_app:app", WORKERS)
+    hits = 0
     began = time.monotonic()
     try:
         while await connection.fetchval(LEFT) and time.monotonic() - began < DEADLINE:
             await asyncio.sleep(1)  # the pace of the kills, not a wait for anything
             victim = chance.randrange(WORKERS)
-            hits += bool(await connection.fetchval(HELD, fleet.processes[victim].pid))
+            hits += bool(await connection.fetchval(HELD, fleet.pids()[victim]))
             fleet.kill(victim)
-            kills += 1
         took = time.monotonic() - began
-        pids = [process.pid for process in fleet.processes]
-        while await connection.fetchval(REGISTERED, pids) < WORKERS:
+        while await connection.fetchval(REGISTERED, fleet.pids()) < WORKERS:
             await asyncio.sleep(0.05)
-        assert fleet.stop() == [0] * WORKERS, log.read_text()[-5000:]
+        codes = await asyncio.to_thread(fleet.terminate)
+        assert codes == [0] * WORKERS, fleet.log.read_text()[-5000:]
     finally:
         fleet.end()
 
-    assert "Traceback" not in log.read_text()
+    assert "Traceback" not in fleet.log.read_text()
     ended = await connection.fetch(
         "SELECT id::text, status::text, attempts, max_attempts, generation FROM windlass.tasks"
     )
     recovered = sum(row["generation"] > 1 for row in ended)
     lost_attempts = sum(row["attempts"] - 1 for row in ended)
     print(
-        f"{len(ids)} tasks in {took:.0f} s, {kills} kills, {hits} of them on claimed work, "
+        f"{len(ids)} tasks in {took:.0f} s, {len(fleet.deaths)} kills, {hits} of them on claimed work, "
         f"{recovered} tasks recovered, {lost_attempts} attempts lost with their worker"
     )
     assert len(ended) == len(ids)

@@ -27,7 +27,6 @@ from windlass.service import Stop, backoff, first_of
 from windlass.telemetry import emit
 
 WAIT_FOR_DATABASE = 60.0  # seconds, when a worker starts
-LONGEST_BACKOFF = 5.0
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
@@ -110,7 +109,7 @@ async def _opened(app: App, stop: Stop) -> bool:
                 raise
             failures += 1
             emit("store.unavailable", doing="open", error=error)
-            await stop.wait(backoff(failures, longest=LONGEST_BACKOFF))
+            await stop.wait(backoff(failures))
         else:
             return True
     return False

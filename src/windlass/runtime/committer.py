@@ -1,7 +1,6 @@
 """Outcomes → settlements → one batched commit."""
 
 import asyncio
-import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,13 +8,12 @@ from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Outcome, Settlement
 from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
-from windlass.service import LONGEST_PATIENCE, answered_within
+from windlass.service import LONGEST_PATIENCE, answered_within, backoff
 from windlass.store.port import SettleStore
 from windlass.telemetry import emit
 
 LARGEST_BATCH = 500
-SHORTEST_BACKOFF = 0.05  # seconds
-LONGEST_BACKOFF = 2.0
+LONGEST_BACKOFF = 2.0  # seconds
 HELD_AGAIN_AFTER = 1.0
 
 
@@ -75,7 +73,7 @@ class Committer:
         self._arrived.set()
 
     async def _commit(self, batch: Sequence[Done]) -> None:
-        backoff = SHORTEST_BACKOFF
+        failures = 0
         while True:
             try:
                 async with answered_within(self._patience):
@@ -94,8 +92,8 @@ class Committer:
                 self._report(batch, answers)
                 self._settled(batch)
                 return
-            await asyncio.sleep(backoff * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            backoff = min(2 * backoff, LONGEST_BACKOFF)
+            failures += 1
+            await asyncio.sleep(backoff(failures, longest=LONGEST_BACKOFF))
 
     async def _without_held(self, batch: Sequence[Done]) -> Sequence[Done]:
         """Set aside what somebody's transaction holds, however long it may; return the others."""

@@ -19,7 +19,6 @@ LARGEST_CLAIM = 500
 GATHER = 0.005  # seconds to wait for more free slots while there is work
 ENOUGH = 100  # free slots that are worth a claim without waiting for more
 SHORTEST_POLL = 0.02
-LONGEST_BACKOFF = 5.0
 LATE = 0.5  # seconds after which any worker promotes what the leader did not
 BUSY_AFTER = 0.5  # seconds without a claim
 
@@ -103,7 +102,7 @@ class Fetcher:
             except StoreUnavailable as error:
                 failures += 1
                 emit("store.unavailable", doing="claim", error=error)
-                await stop.wait(backoff(failures, longest=LONGEST_BACKOFF))
+                await stop.wait(backoff(failures))
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""

@@ -10,7 +10,6 @@ from windlass.service import LONGEST_PATIENCE, Stop, answered_within, backoff
 from windlass.store.port import ClaimStore
 from windlass.telemetry import emit
 
-LONGEST_BACKOFF = 5.0  # seconds
 REPORT_EVERY = 0.5  # seconds; a task that ends sooner is never reported
 
 
@@ -44,7 +43,7 @@ class Reporter:
                 failures, pause = 0, REPORT_EVERY
             except StoreUnavailable as error:
                 failures += 1
-                pause = REPORT_EVERY + backoff(failures, longest=LONGEST_BACKOFF)
+                pause = REPORT_EVERY + backoff(failures)
                 emit("store.unavailable", doing="report", error=error)
 
     async def _report_apart(self, jobs: Sequence[Job]) -> None:

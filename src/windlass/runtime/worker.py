@@ -28,7 +28,6 @@ from windlass.telemetry import counted, emit
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
-LONGEST_BACKOFF = 5.0
 
 
 class Companion(Protocol):
@@ -242,7 +241,7 @@ class Worker:
             except StoreUnavailable as error:
                 failures += 1
                 emit("store.unavailable", doing="start", error=error)
-                await asyncio.sleep(backoff(failures, longest=LONGEST_BACKOFF))
+                await asyncio.sleep(backoff(failures))
             else:
                 return
 

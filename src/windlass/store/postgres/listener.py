@@ -1,7 +1,6 @@
 """LISTEN on a connection of its own: tells fetchers to look before they would poll."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
@@ -10,7 +9,7 @@ from uuid import uuid4
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable
-from windlass.service import first_of, stop_task
+from windlass.service import backoff, first_of, stop_task
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.dial import Route
 from windlass.store.postgres.statements import Statements
@@ -23,8 +22,7 @@ CONNECT_WITHIN = 5.0  # seconds
 ECHO_WITHIN = 5.0  # seconds for a notification to arrive
 PROBE_EVERY = 2.5  # seconds
 ANSWER_WITHIN = 2.5  # seconds for the answer to a probe; a dead connection is known after both
-SHORTEST_PAUSE = 0.1  # seconds before it is tried again
-LONGEST_PAUSE = 5.0
+LONGEST_PAUSE = 5.0  # seconds before it is tried again
 LONGEST_UNTIL_MENDED = 30.0  # after what only somebody else can mend
 
 ENDED = "the session that listened was ended"
@@ -68,18 +66,15 @@ class Listener:
                 needs_mending = isinstance(error, ConfigurationError)
                 self._tell("listener.deaf" if needs_mending else "listener.lost", error)
                 self._tried.set()
-                await self._pause(LONGEST_UNTIL_MENDED if needs_mending else LONGEST_PAUSE)
+                self._failures += 1
+                longest = LONGEST_UNTIL_MENDED if needs_mending else LONGEST_PAUSE
+                await asyncio.sleep(backoff(self._failures, longest=longest))
 
     def _tell(self, event: str, error: Exception) -> None:
         """Say each once in an outage: that it began, and that somebody has to mend something."""
         if event not in self._told:
             self._told.add(event)
             emit(event, error=error)
-
-    async def _pause(self, longest: float) -> None:
-        pause = min(SHORTEST_PAUSE * 2.0 ** min(self._failures, 10), longest)
-        self._failures += 1
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
     async def _listen(self, wake: Callable[[], None]) -> NoReturn:
         """Listen until the connection is dead, and raise what it died of."""
