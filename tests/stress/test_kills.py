@@ -12,7 +12,6 @@ import pytest
 from chaos.fleet import Fleet
 from windlass import App, Task
 
-HERE = Path(__file__).parent
 WORKERS = 4
 SHORT = 40_000
 LONG = 60

@@ -194,7 +194,7 @@ async def test_the_longer_an_outage_the_rarer_the_tries_up_to_a_limit(
     bench.committer.close()
     await bench.committer.run()
 
-    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0]
 
 
 async def test_an_outcome_that_cannot_be_stored_fails_its_task_alone(bench: Bench) -> None:
