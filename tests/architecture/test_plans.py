@@ -531,6 +531,7 @@ async def test_a_pulse_reads_the_claims_it_keeps(
         0,
         False,
         patience,
+        True,
     )
 
     assert max(cost.rows["claim"] for cost in costs) <= 80

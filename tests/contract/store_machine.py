@@ -280,21 +280,24 @@ class StoreMachine(RuleBasedStateMachine):
         lease=leases,
         silent_for=st.sampled_from([0, 0, 9, 11, 29, 31]),
         running=st.integers(0, 3),
+        trusted=st.booleans(),
     )
     def pulse(
-        self, data: st.DataObject, worker_id: UUID, lease: timedelta, silent_for: int, running: int
+        self,
+        data: st.DataObject,
+        *,
+        worker_id: UUID,
+        lease: timedelta,
+        silent_for: int,
+        running: int,
+        trusted: bool,
     ) -> None:
         self.move_clock(timedelta(seconds=silent_for) + TICK)
         tokens = self._at_most_one_alive([each.tokens for each in self._draw_held(data)])
+        asked = Pulse(worker_id, [], lease, running, idle=not running, trusted=trusted)
         model, subject = self.both(
-            lambda store: store.pulse(
-                Pulse(worker_id, [each.model for each in tokens], lease, running, idle=not running)
-            ),
-            lambda store: store.pulse(
-                Pulse(
-                    worker_id, [each.subject for each in tokens], lease, running, idle=not running
-                )
-            ),
+            lambda store: store.pulse(asked._replace(tokens=[each.model for each in tokens])),
+            lambda store: store.pulse(asked._replace(tokens=[each.subject for each in tokens])),
         )
         assert model.registered == subject.registered
         assert {each for each in tokens if each.model in model.kept} == {

@@ -88,6 +88,7 @@ def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
 
         for worker in workers:
             assert worker.stop() == 0, worker.said()
+        assert all("lease.lost" not in worker.said() for worker in workers)
         statuses = run(server.url, "SELECT status::text, count(*) FROM windlass.tasks GROUP BY 1")
         assert [tuple(row) for row in statuses] == [("completed", 3)]
     finally:

@@ -68,6 +68,8 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
         return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
 
     async def remove_workers(leadership: Leadership) -> bool:
+        if not await clock.look(store):
+            return False
         for worker_id in await store.remove_dead_workers(leadership=leadership):
             emit("worker.removed", worker_id=worker_id)
         return False

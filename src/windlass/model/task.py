@@ -288,6 +288,8 @@ class Pulse(NamedTuple):
     running: int
     idle: bool
     patience: timedelta = timedelta(0)  # how long to wait for claims that somebody holds
+    # By the worker's own clock none of these leases is over: if by the store's one is, that jumped.
+    trusted: bool = False
 
 
 class PulseAnswer(NamedTuple):

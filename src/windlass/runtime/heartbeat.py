@@ -171,7 +171,9 @@ class Heartbeat:
         """Try to keep these; return those that somebody holds."""
         asked_at = time.monotonic()
         running, idle = self._leases.running, self._is_idle()
-        pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience)
+        # What is not trusted any more was lost while everything stood still: it is told beside this.
+        tokens = [token for token in tokens if self._leases.trusts(token, asked_at)]
+        pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience, trusted=True)
         async with answered_within(self._answer_within):
             answer = await store.pulse(pulse)
         # Before anything else is asked of the store, which may fail.

@@ -21,7 +21,7 @@ class ClockWatch:
     """Notices that the store's clock has jumped. The heart looks at each beat, the leader too.
 
     After a jump ahead every lease that was granted before seems to be over, although its worker
-    lives. Those that end meanwhile may still be settled, so nothing is rescued for one lease.
+    lives. So nothing is rescued for one lease: by then it has beaten, and holds its claims again.
     """
 
     def __init__(self, lease: timedelta) -> None:

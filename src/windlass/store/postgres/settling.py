@@ -75,6 +75,7 @@ class SettleVerbs(PostgresParts):
                 pulse.running,
                 pulse.idle,
                 pulse.patience or None,
+                pulse.trusted,
             )
         except StoreBusy:
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens))

@@ -57,6 +57,31 @@ class PulseRules(Steps):
 
         assert rescued.claims == 1
 
+    async def test_a_claim_whose_worker_knows_better_than_the_clock_is_kept(
+        self, store: Store
+    ) -> None:
+        """The clock was set ahead; by the worker's own the lease is not over."""
+        await self.add(store)
+        claim = await self.claim(store)
+        await self.advance(store, LEASE + SECOND)
+        trusted = Pulse(WORKER, [claim.token], LEASE, running=1, idle=False, trusted=True)
+
+        answer = await store.pulse(trusted)
+
+        assert answer.kept == {claim.token}
+        assert await store.rescue(10) == Rescued()
+
+    async def test_a_claim_that_was_rescued_is_lost_whatever_its_worker_knows(
+        self, store: Store
+    ) -> None:
+        await self.add(store)
+        claim = await self.claim(store)
+        await self.advance(store, LEASE + SECOND)
+        await store.rescue(10)
+        trusted = Pulse(WORKER, [claim.token], LEASE, running=1, idle=False, trusted=True)
+
+        assert not (await store.pulse(trusted)).kept
+
     async def test_an_expired_claim_cannot_be_extended(self, store: Store) -> None:
         await self.add(store)
         claim = await self.claim(store)

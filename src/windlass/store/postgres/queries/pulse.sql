@@ -1,5 +1,6 @@
 -- pulse: keep the claims that have not expired, and note a sign of life, in one commit.
--- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle, $6 patience (NULL: none).
+-- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle, $6 patience (NULL: none),
+-- $7 trusted: by the worker's own clock none of them has, so if by ours one did, ours was set ahead.
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
 -- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
@@ -15,13 +16,13 @@ WITH limited AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
-    WHERE $6::interval IS NULL AND c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
+    WHERE $6::interval IS NULL AND c.token = ANY ($2::uuid[]) AND (c.expires_at > windlass.clock() OR $7::boolean)
 ), held AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
     WHERE
         (SELECT count(*) FROM waited) IS NOT NULL
-        AND c.token = ANY ($2::uuid[]) AND c.expires_at > windlass.clock()
+        AND c.token = ANY ($2::uuid[]) AND (c.expires_at > windlass.clock() OR $7::boolean)
     FOR NO KEY UPDATE SKIP LOCKED
 ), kept AS (
     UPDATE windlass.claim c
