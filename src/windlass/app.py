@@ -220,6 +220,7 @@ class App(TaskSet):
             store=store,
             candidate=info.id,
             term=timedelta(seconds=settings.leader_term),
+            clock=clock,
             chores=chores(store, clock, sweep=settings.sweep),
         )
         options = WorkerOptions(

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -236,6 +237,30 @@ async def test_a_dead_worker_whose_row_somebody_holds_keeps_none_of_the_others(
     await user.rollback()
 
     assert await store.remove_dead_workers(leadership=leadership) == [WORKER]
+
+
+async def test_a_claim_somebody_holds_keeps_its_worker_until_it_can_be_ended(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    """It was lost when the clock was set back: once it is removed, nobody knows that any more."""
+    await store.register(worker_info(), lease=LEASE)
+    await add(store)
+    await claim(store)
+    await sessions.advance(-100 * LEASE)
+    leadership = await lead(store, OTHER_WORKER)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.claim FOR UPDATE")
+
+    async def remove() -> list[UUID]:
+        async with asyncio.timeout(AT_ONCE):
+            return await store.remove_dead_workers(leadership=leadership, steady_for=3 * LEASE)
+
+    assert await remove() == []
+    assert await remove() == []
+    await user.rollback()
+    assert await remove() == []
+    assert (await store.rescue(10)).claims == 1
+    assert await remove() == [WORKER]
 
 
 async def test_a_pulse_waits_for_nobody_who_holds_its_worker(

@@ -94,3 +94,27 @@ def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
     finally:
         set_clock.write_text("+0")
         server.release()
+
+
+def test_what_a_leader_held_that_was_lost_when_the_servers_clock_was_set_back_is_taken_over(
+    start: Start, tmp_path: Path, set_clock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "server")
+    monkeypatch.delenv("LD_PRELOAD")
+    try:
+        asyncio.run(enqueue(server.url))
+        leader = start(url=server.url, settings=QUICK)
+        until(lambda: len(run(server.url, "SELECT FROM windlass.task")) == 1)
+        until((tmp_path / "ledger").exists)
+        leader.end()
+        set_clock.write_text("-1d")  # its seat, its sign of life and its claim end tomorrow
+        other = start(url=server.url, settings=QUICK)
+        (tmp_path / "across.go").touch()
+        until(lambda: run(server.url, LEFT)[0][0] == 0)
+
+        until(lambda: other.has_said("worker.removed"))
+        assert other.stop() == 0, other.said()
+        assert run(server.url, "SELECT FROM windlass.worker") == []
+    finally:
+        set_clock.write_text("+0")
+        server.release()

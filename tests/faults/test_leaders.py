@@ -15,6 +15,7 @@ from windlass.maintenance.leader import Leader
 from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.task import Leadership, NewTask
 from windlass.service import Stop
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 ELECTIONS = 200
@@ -116,6 +117,7 @@ async def test_a_leader_whose_chore_waits_for_a_lock_hands_over_and_can_write_no
             store=store,
             candidate=me,
             term=timedelta(seconds=0.6),
+            clock=ClockWatch(TERM),
             chores=[Chore("tidy", 0.01, remove)],
         )
 
@@ -189,7 +191,11 @@ async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_chang
 
         stalled = proxy.at(before("Bind"), Effect.STALL, text=statement)
         leader = Leader(
-            store=cut_off, candidate=CANDIDATES[0], term=term, chores=[Chore("x", 0.01, promote)]
+            store=cut_off,
+            candidate=CANDIDATES[0],
+            term=term,
+            clock=ClockWatch(TERM),
+            chores=[Chore("x", 0.01, promote)],
         )
         leading = asyncio.create_task(leader.run(stop))
         async with asyncio.timeout(DEADLINE):

@@ -91,3 +91,29 @@ async def test_an_answer_that_took_long_is_no_jump(
     assert await clocks.look()
 
     assert caplog.messages == []
+
+
+async def test_how_long_a_clock_was_steady_is_counted_from_the_first_look_to_the_last(
+    clocks: Clocks,
+) -> None:
+    clocks.pass_by(100)
+    assert clocks.watch.steady_for == timedelta(0)
+    await clocks.look()
+    clocks.pass_by(20)
+    await clocks.look()
+    clocks.pass_by(20)
+
+    assert clocks.watch.steady_for == timedelta(seconds=20)
+
+
+@pytest.mark.parametrize("seconds", [300, -300])
+async def test_a_clock_that_jumped_has_to_prove_itself_anew(clocks: Clocks, seconds: int) -> None:
+    await clocks.look()
+    clocks.pass_by(100)
+    clocks.jump(seconds)
+    await clocks.look()
+    assert clocks.watch.steady_for == timedelta(0)
+    clocks.pass_by(10)
+    await clocks.look()
+
+    assert clocks.watch.steady_for == timedelta(seconds=10)

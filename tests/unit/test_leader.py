@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -28,7 +29,12 @@ class Seat:
         self.resigned: list[Leadership] = []
 
     async def lead(
-        self, candidate: UUID, *, current: Leadership | None, term: timedelta
+        self,
+        candidate: UUID,
+        *,
+        current: Leadership | None,
+        term: timedelta,
+        steady_for: timedelta = timedelta(0),
     ) -> Leadership | None:
         self.asked.append(current)
         if self.is_gone:
@@ -40,7 +46,9 @@ class Seat:
 
 
 def leader(seat: Seat, *chores: Chore) -> Leader:
-    return Leader(store=seat, candidate=ME, term=timedelta(seconds=0.3), chores=chores)
+    clock = ClockWatch(timedelta(seconds=30))
+    term = timedelta(seconds=0.3)
+    return Leader(store=seat, candidate=ME, term=term, clock=clock, chores=chores)
 
 
 async def test_who_is_not_elected_does_nothing_and_asks_again() -> None:
@@ -116,10 +124,15 @@ async def test_a_term_is_counted_from_asking_and_trusted_for_nine_tenths(
 ) -> None:
     class SlowSeat(Seat):
         async def lead(
-            self, candidate: UUID, *, current: Leadership | None, term: timedelta
+            self,
+            candidate: UUID,
+            *,
+            current: Leadership | None,
+            term: timedelta,
+            steady_for: timedelta = timedelta(0),
         ) -> Leadership | None:
             clock.now += 0.2
-            return await super().lead(candidate, current=current, term=term)
+            return await super().lead(candidate, current=current, term=term, steady_for=steady_for)
 
     asked_at = clock.now
     candidate = leader(SlowSeat([Leadership(ME, 4)]))
@@ -274,7 +287,12 @@ async def test_an_election_that_is_not_answered_is_given_up_and_asked_for_again(
 ) -> None:
     class SilentSeat(Seat):
         async def lead(
-            self, candidate: UUID, *, current: Leadership | None, term: timedelta
+            self,
+            candidate: UUID,
+            *,
+            current: Leadership | None,
+            term: timedelta,
+            steady_for: timedelta = timedelta(0),
         ) -> Leadership | None:
             self.asked.append(current)
             if len(self.asked) == 1:
@@ -336,3 +354,37 @@ async def test_nothing_is_rescued_while_the_clock_is_in_doubt(
     await rescue.run(held)
 
     assert store.rescues == (1 if is_believed else 0)
+
+
+async def test_a_candidate_and_the_chore_of_lost_workers_show_how_long_the_clock_was_steady(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[timedelta] = []
+
+    class Watched(MemoryStore):
+        async def lead(self, candidate: UUID, **options: Any) -> Leadership | None:
+            shown.append(options["steady_for"])
+            return await super().lead(candidate, **options)
+
+        async def remove_dead_workers(self, **options: Any) -> list[UUID]:
+            shown.append(options["steady_for"])
+            return await super().remove_dead_workers(**options)
+
+    monkeypatch.setattr(ClockWatch, "steady_for", timedelta(seconds=7))
+    store, clock, stop = Watched(), ClockWatch(timedelta(seconds=30)), Stop()
+    (chore,) = [
+        each
+        for each in chores_module.chores(store, clock, sweep=5)
+        if each.name == "remove-workers"
+    ]
+    doing = chore.call
+
+    async def once(leadership: Leadership) -> bool:
+        stop.set()
+        return await doing(leadership)
+
+    chore.call = once
+    term = timedelta(seconds=15)
+    await Leader(store=store, candidate=ME, term=term, clock=clock, chores=[chore]).run(stop)
+
+    assert shown == [timedelta(seconds=7)] * 2

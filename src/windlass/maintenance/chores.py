@@ -70,7 +70,9 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
     async def remove_workers(leadership: Leadership) -> bool:
         if not await clock.look(store):
             return False
-        for worker_id in await store.remove_dead_workers(leadership=leadership):
+        for worker_id in await store.remove_dead_workers(
+            leadership=leadership, steady_for=clock.steady_for
+        ):
             emit("worker.removed", worker_id=worker_id)
         return False
 

@@ -12,6 +12,7 @@ from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.limits import MARGIN
 from windlass.model.task import Leadership
 from windlass.service import Stop, answered_within
+from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import LeadStore
 from windlass.telemetry import emit
 
@@ -27,9 +28,11 @@ class Leader:
         store: LeadStore,
         candidate: UUID,
         term: timedelta,
+        clock: ClockWatch,
         chores: Sequence[Chore],
     ) -> None:
         self._store = store
+        self._clock = clock
         self._candidate = candidate
         self._term = term
         self._chores = chores
@@ -62,7 +65,12 @@ class Leader:
         asked_at = time.monotonic()
         try:
             async with answered_within(self._third):
-                held = await self._store.lead(self._candidate, current=self._held, term=self._term)
+                held = await self._store.lead(
+                    self._candidate,
+                    current=self._held,
+                    term=self._term,
+                    steady_for=self._clock.steady_for,
+                )
         except StoreUnavailable as error:
             emit("store.unavailable", doing="lead", error=error)
             return  # whatever it was, it is trusted until its end and no longer

@@ -22,20 +22,32 @@ class ClockWatch:
 
     After a jump ahead every lease that was granted before seems to be over, although its worker
     lives. So nothing is rescued for one lease: by then it has beaten, and holds its claims again.
+    After a jump back those of a worker that was lost just then would last for as long: it is told
+    apart from others once the clock was steady for as long as they need to beat.
     """
 
     def __init__(self, lease: timedelta) -> None:
         self._lease = lease.total_seconds()
         self._lock = threading.Lock()
         self._last: _Reading | None = None
+        self._steady_since = time.monotonic()
         self._doubtful_until = 0.0
+
+    @property
+    def steady_for(self) -> timedelta:
+        """How long the clock has gone evenly, as far as we have seen."""
+        with self._lock:
+            seen_at = self._last.asked_at if self._last else self._steady_since
+            return timedelta(seconds=seen_at - self._steady_since)
 
     async def look(self, store: ClockStore) -> bool:
         """Look at the clock; return whether leases that seem to be over are to be believed so."""
         asked_at = time.monotonic()
         reading = _Reading(await store.now(), asked_at, time.monotonic())
         with self._lock:
-            if self._last is not None:
+            if self._last is None:
+                self._steady_since = reading.answered_at
+            else:
                 self._compare(self._last, reading)
             self._last = reading
             return reading.answered_at >= self._doubtful_until
@@ -48,5 +60,6 @@ class ClockWatch:
             return
         jumped = passed - timedelta(seconds=new.answered_at - last.answered_at)
         emit("clock.jumped", seconds=round(jumped.total_seconds(), 1))
+        self._steady_since = new.answered_at
         if passed > most:
             self._doubtful_until = new.answered_at + self._lease

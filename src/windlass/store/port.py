@@ -160,8 +160,13 @@ class LeadStore(Protocol):
         *,
         current: Leadership | None,
         term: timedelta,
+        steady_for: timedelta = timedelta(0),
     ) -> Leadership | None:
-        """Renew `current` if it still holds, take the seat if it is free, or return None."""
+        """Renew `current` if it still holds, take the seat if it is free, or return None.
+
+        It is free too if its holder is a worker that is lost although its time lies ahead: see
+        `remove_dead_workers`.
+        """
 
     async def resign(self, leadership: Leadership) -> None:
         """Free the seat at once if it is still held under this term."""
@@ -185,8 +190,15 @@ class ChoreStore(Protocol):
         back with one recovery more. None waits for a lock that somebody else holds.
         """
 
-    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
-        """Remove workers that gave no sign of life for three leases."""
+    async def remove_dead_workers(
+        self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
+    ) -> list[UUID]:
+        """Remove workers that gave no sign of life for three leases.
+
+        `steady_for`: how long the caller has seen this store's clock go evenly. If that is three
+        leases of a worker whose last sign of life lies more than as much ahead, the clock was set
+        back and the worker has been silent since: what it holds is over, and then it is removed.
+        """
 
     async def tidy(self, *, leadership: Leadership) -> int:
         """Finish cancellations whose task came back, drop idle rows; return how many."""

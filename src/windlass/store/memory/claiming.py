@@ -67,7 +67,7 @@ class ClaimVerbs(MemoryTables):
             task.worker_id = request.worker_id
             task.claimed_at = now
         held = {task.asked.id: task.generation for task in tasks}
-        self._claims[token] = ClaimEntry(fence, now + request.lease, held)
+        self._claims[token] = ClaimEntry(fence, request.worker_id, now + request.lease, held)
         return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone)
 
     @transaction

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from windlass.model.errors import NotLeader
 from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, TaskState
-from windlass.store.memory.state import TaskEntry
+from windlass.store.memory.state import TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 
@@ -20,15 +20,22 @@ class LeadVerbs(MemoryTables):
         *,
         current: Leadership | None,
         term: timedelta,
+        steady_for: timedelta = timedelta(0),
     ) -> Leadership | None:
         now = self._clock()
-        if self._leader is None or self._term_ends_at <= now:
+        is_over = self._leader is None or self._term_ends_at <= now
+        is_mine = self._leader == current is not None and current.holder == candidate
+        if is_over or (not is_mine and self._leader_is_lost(now, steady_for)):
             self._term += 1
             self._leader = Leadership(candidate, self._term)
-        elif self._leader != current or current.holder != candidate:
+        elif not is_mine:
             return None
         self._term_ends_at = now + term
         return self._leader
+
+    def _leader_is_lost(self, now: datetime, steady_for: timedelta) -> bool:
+        worker = self._leader and self._workers.get(self._leader.holder)
+        return worker is not None and _is_lost_ahead(worker, now, steady_for)
 
     @transaction
     async def resign(self, leadership: Leadership) -> None:
@@ -87,12 +94,13 @@ class LeadVerbs(MemoryTables):
 
     def _rescue(self, task: TaskEntry, now: datetime) -> str:
         task.settled_by = None
+        due_by = max(now, task.scheduled_for)  # it was due once, whatever the clock was set to
         if task.cancel_reason is not None:
             self._end(task, TaskState.CANCELLED, task.cancel_reason, now)
             return "cancelled"
         if task.status is TaskState.CLAIMED:
             task.recoveries += 1
-            self._give_back(task, LaneKind.RETURNED, now)
+            self._give_back(task, LaneKind.RETURNED, due_by)
             return "returned"
         message = f"worker {task.worker_id} was lost"
         task.attempts += 1
@@ -100,21 +108,36 @@ class LeadVerbs(MemoryTables):
         if task.attempts >= task.asked.max_attempts:
             self._end(task, TaskState.DEAD, message, now)
             return "dead"
-        self._give_back(task, LaneKind.RETURNED, now)
+        self._give_back(task, LaneKind.RETURNED, due_by)
         return "lost"
 
     @transaction
-    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
+    async def remove_dead_workers(
+        self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
+    ) -> list[UUID]:
         self._assert_leader(leadership)
         now = self._clock()
         silent = [
             worker_id
             for worker_id, worker in self._workers.items()
             if worker.record.heartbeat_at + 3 * worker.lease <= now
+            or (_is_lost_ahead(worker, now, steady_for) and not self._end_ahead(worker, now))
         ]
         for worker_id in silent:
             del self._workers[worker_id]
         return silent
+
+    def _end_ahead(self, worker: WorkerEntry, now: datetime) -> int:
+        """End the claims of a lost worker that by this clock cannot have been granted yet."""
+        ahead = [
+            claim
+            for claim in self._claims.values()
+            if str(claim.worker_id) == worker.record.id
+            and claim.expires_at - 3 * worker.lease > now
+        ]
+        for claim in ahead:
+            claim.expires_at = now
+        return len(ahead)
 
     @transaction
     async def tidy(self, *, leadership: Leadership) -> int:
@@ -141,3 +164,9 @@ class LeadVerbs(MemoryTables):
         dead = [task for task in over.values() if task.status in DEAD]
         days = {task.drop_on for task in over.values() if task.status not in DEAD}
         return Retained(partitions=len(days), dead=len(dead))
+
+
+def _is_lost_ahead(worker: WorkerEntry, now: datetime, steady_for: timedelta) -> bool:
+    """Whether the clock was set back, and went on for three leases without a sign of life."""
+    silence = 3 * worker.lease
+    return worker.record.heartbeat_at - silence > now and silence <= steady_for

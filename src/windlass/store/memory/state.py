@@ -66,6 +66,7 @@ class ClaimEntry:
     """One lease and what it holds."""
 
     fence: int
+    worker_id: UUID
     expires_at: datetime
     held: dict[UUID, int]  # task id → the generation that was claimed
 

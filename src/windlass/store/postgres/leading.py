@@ -23,8 +23,10 @@ class LeadVerbs(OperateVerbs):
         *,
         current: Leadership | None,
         term: timedelta,
+        steady_for: timedelta = timedelta(0),
     ) -> Leadership | None:
-        won = await self._run.fetchval("lead", candidate, current and current.term, term)
+        shown = current and current.term
+        won = await self._run.fetchval("lead", candidate, shown, term, steady_for)
         return None if won is None else Leadership(candidate, won)
 
     async def resign(self, leadership: Leadership) -> None:
@@ -52,9 +54,11 @@ class LeadVerbs(OperateVerbs):
 
         return await self._history.with_places(None, rescue_once)
 
-    async def remove_dead_workers(self, *, leadership: Leadership) -> list[UUID]:
+    async def remove_dead_workers(
+        self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
+    ) -> list[UUID]:
         async with self._led(leadership) as connection:
-            rows = await connection.fetch(self._sql.statement("remove_dead_workers"))
+            rows = await connection.fetch(self._sql.statement("remove_dead_workers"), steady_for)
             return [row["id"] for row in rows]
 
     async def tidy(self, *, leadership: Leadership) -> int:

@@ -18,6 +18,7 @@ from windlass.model.task import (
     Enqueued,
     Leadership,
     Outcome,
+    Rescued,
     TaskState,
 )
 from windlass.store.port import Store
@@ -134,6 +135,35 @@ class LeadRules(Steps):
         assert leaders == [str(WORKER)]
         assert not any(worker.leader for worker in await store.workers())
 
+    async def test_the_seat_of_a_leader_lost_when_the_clock_was_set_back_is_free_after_three_leases(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        old = await self.elect(store)
+        await self.advance(store, -100 * LEASE)
+
+        for watched in (timedelta(0), 3 * LEASE - SECOND):
+            won = await store.lead(OTHER_WORKER, current=None, term=TERM, steady_for=watched)
+            assert won is None
+        new = await store.lead(OTHER_WORKER, current=None, term=TERM, steady_for=3 * LEASE)
+
+        assert new is not None
+        assert new.term > old.term
+        assert await store.lead(WORKER, current=old, term=TERM) is None
+
+    async def test_a_leader_that_lived_on_when_the_clock_was_set_back_keeps_its_seat(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        old = await self.elect(store)
+        await self.advance(store, -100 * LEASE)
+        await self.pulse(store)
+
+        won = await store.lead(OTHER_WORKER, current=None, term=TERM, steady_for=100 * LEASE)
+
+        assert won is None
+        assert await store.lead(WORKER, current=old, term=TERM, steady_for=100 * LEASE) == old
+
     @needs("concurrent_writers")
     async def test_of_many_candidates_at_once_one_is_elected(self, store: Store) -> None:
         candidates = [uuid4() for _ in range(8)]
@@ -239,6 +269,73 @@ class ChoreRules(Steps):
         await store.remove_dead_workers(leadership=await self.elect(store))
 
         assert await self.settle(store, claim, task, Outcome.COMPLETED) is Answer.APPLIED
+
+    async def test_a_worker_lost_when_the_clock_was_set_back_is_found_after_three_leases(
+        self, store: Store
+    ) -> None:
+        """Its last sign of life and its claims lie ahead: nobody waits until the clock is there."""
+        await store.register(self.worker(), lease=LEASE)
+        task_id = await self.add(store)
+        await self.claim(store)
+        await self.advance(store, -100 * LEASE)
+        leadership = await self.elect(store, OTHER_WORKER)
+
+        for watched in (timedelta(0), 3 * LEASE - SECOND):
+            await store.remove_dead_workers(leadership=leadership, steady_for=watched)
+            assert await store.rescue(10) == Rescued()
+
+        first = await store.remove_dead_workers(leadership=leadership, steady_for=3 * LEASE)
+        assert (await store.rescue(10)).returned == 1
+        assert await self.status(store, task_id) is TaskState.PENDING
+        then = await store.remove_dead_workers(leadership=leadership, steady_for=3 * LEASE)
+        assert (first, then) == ([], [WORKER])
+
+    async def test_a_worker_that_lived_on_when_the_clock_was_set_back_keeps_what_it_holds(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        await self.add(store)
+        claim = await self.claim(store)
+        await self.advance(store, -100 * LEASE)
+        await self.pulse(store, claim)
+        leadership = await self.elect(store, OTHER_WORKER)
+
+        removed = await store.remove_dead_workers(leadership=leadership, steady_for=100 * LEASE)
+
+        assert removed == []
+        assert await store.rescue(10) == Rescued()
+        await self.advance(store, LEASE + SECOND)
+        assert (await store.rescue(10)).claims == 1
+
+    async def test_a_clock_set_back_by_little_is_left_to_come_as_far_again(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.advance(store, -2 * LEASE)
+        leadership = await self.elect(store, OTHER_WORKER)
+
+        removed = await store.remove_dead_workers(leadership=leadership, steady_for=100 * LEASE)
+
+        assert removed == []
+        assert await store.rescue(10) == Rescued()
+        assert await self.settle(store, claim, task, Outcome.COMPLETED) is Answer.APPLIED
+
+    async def test_what_is_granted_since_the_clock_was_set_back_is_not_ended(
+        self, store: Store
+    ) -> None:
+        """A heart that has stopped is no reason to take from a worker what it has just got."""
+        await store.register(self.worker(), lease=LEASE)
+        await self.advance(store, -100 * LEASE)
+        await self.add(store)
+        await self.claim(store)
+        leadership = await self.elect(store, OTHER_WORKER)
+
+        removed = await store.remove_dead_workers(leadership=leadership, steady_for=3 * LEASE)
+
+        assert removed == [WORKER]
+        assert await store.rescue(10) == Rescued()
 
     async def test_tidying_touches_no_live_task(self, store: Store) -> None:
         ready = await self.add(store, queue="bulk")

@@ -1,5 +1,7 @@
 -- lead: renew the term that is shown, or take a seat that is free; nothing if it is taken.
--- $1 candidate, $2 current_term (NULL: none), $3 term.
+-- $1 candidate, $2 current_term (NULL: none), $3 term,
+-- $4 steady_for: a seat is free too if the clock was set back, and went on for three leases of its
+-- holder without a sign of life.
 -- Locks the seat first: whoever waited decides on what the winner wrote, at the time after the wait.
 WITH seat AS MATERIALIZED (
     SELECT holder, term, expires_at
@@ -12,5 +14,14 @@ SET holder = $1,
         THEN s.term ELSE s.term + 1 END,
     expires_at = windlass.clock() + $3::interval
 FROM seat s
-WHERE (s.holder = $1 AND s.term = $2) OR s.expires_at <= windlass.clock()
+WHERE
+    (s.holder = $1 AND s.term = $2)
+    OR s.expires_at <= windlass.clock()
+    OR EXISTS (
+        SELECT FROM windlass.worker_pulse p
+        WHERE
+            p.worker_id = s.holder
+            AND p.heartbeat_at - 3 * (p.expires_at - p.heartbeat_at) > windlass.clock()
+            AND 3 * (p.expires_at - p.heartbeat_at) <= $4::interval
+    )
 RETURNING l.term

@@ -1,17 +1,42 @@
 -- remove_dead_workers: remove workers silent for three leases; their claims expire by themselves.
+-- $1 steady_for: so long nobody has set the clock. If it was set back before that, the last sign of
+-- life of a worker that was lost then lies ahead, and its claims would last as long: they are over,
+-- and once none of them is left it is removed.
 -- One whose row somebody holds may be about to give a sign of life: it is left for the next sweep.
 WITH silent AS MATERIALIZED (
-    SELECT p.worker_id
+    SELECT p.worker_id, s.silence, p.heartbeat_at > windlass.clock() AS ahead
     FROM windlass.worker_pulse p
     JOIN windlass.worker w ON w.id = p.worker_id
-    WHERE p.expires_at + 2 * (p.expires_at - p.heartbeat_at) <= windlass.clock()
-    FOR UPDATE SKIP LOCKED
-), removed AS (
+    CROSS JOIN LATERAL (SELECT 3 * (p.expires_at - p.heartbeat_at) AS silence) s
+    WHERE
+        p.heartbeat_at + s.silence <= windlass.clock()
+        OR (p.heartbeat_at - s.silence > windlass.clock() AND s.silence <= $1::interval)
+    FOR UPDATE OF p, w SKIP LOCKED
+), ahead AS MATERIALIZED (
+    SELECT c.token, s.worker_id
+    FROM silent s
+    JOIN windlass.claim c ON c.worker_id = s.worker_id
+    WHERE s.ahead AND c.expires_at - s.silence > windlass.clock()
+), held AS MATERIALIZED (
+    SELECT c.token
+    FROM ahead a
+    JOIN windlass.claim c ON c.token = a.token
+    FOR UPDATE OF c SKIP LOCKED
+), ended AS (
+    UPDATE windlass.claim c
+    SET expires_at = windlass.clock()
+    FROM held h
+    WHERE c.token = h.token
+), removed AS MATERIALIZED (
+    SELECT s.worker_id
+    FROM silent s
+    WHERE NOT EXISTS (SELECT FROM ahead a WHERE a.worker_id = s.worker_id)
+), removed_pulses AS (
     DELETE FROM windlass.worker_pulse p
-    USING silent s
-    WHERE p.worker_id = s.worker_id
+    USING removed r
+    WHERE p.worker_id = r.worker_id
 )
 DELETE FROM windlass.worker w
-USING silent s
-WHERE w.id = s.worker_id
+USING removed r
+WHERE w.id = r.worker_id
 RETURNING w.id
