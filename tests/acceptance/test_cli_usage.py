@@ -1,5 +1,8 @@
 """What was typed wrongly is named in one line, whatever it is."""
 
+import logging
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -199,3 +202,40 @@ def test_a_worker_whose_database_does_not_come_gives_up_and_says_so(
 
     assert done.exit_code == 1
     assert "cannot be reached" in done.stderr.splitlines()[-1]
+
+
+def test_a_worker_whose_database_takes_a_connection_and_is_silent_says_so_while_it_waits(
+    run: Callable[..., Result],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hushed_app.py").write_text(APP)
+    monkeypatch.setattr("windlass.cli.run.WAIT_FOR_DATABASE", 0.0)
+    monkeypatch.setattr("windlass.cli.run.WAIT_IN_SILENCE", 0.1)
+    told = threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "doing=open error=no answer for 0.1 s" in record.getMessage():
+                told.set()
+
+    def be_silent(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        told.wait(30)
+        server.close()
+        connection.close()
+
+    telling = Told()
+    logging.getLogger("windlass").addHandler(telling)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        url = f"postgresql://windlass@127.0.0.1:{port}/windlass"
+        monkeypatch.setenv("WINDLASS_DATABASE_URL", url)
+        silent = threading.Thread(target=be_silent, args=[server])
+        silent.start()
+        done = run("worker", "hushed_app:app")
+        silent.join()
+    logging.getLogger("windlass").removeHandler(telling)
+
+    assert done.exit_code == 1
+    assert told.is_set()

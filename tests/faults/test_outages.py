@@ -166,7 +166,7 @@ def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
     worker = start(url=server.url, settings=QUICK, arguments=("--shutdown-timeout", "0.5"))
     until(lambda: runs(tmp_path)["across 0"] == 1)
     with server.stopped():
-        assert worker.stop() == 0
+        assert worker.stop() == 1  # not a clean drain: the task runs again
     assert "settlement.abandoned tasks=1\n" in worker.said()
 
 

@@ -74,7 +74,8 @@ def load_lasting_app(application: str | None) -> App:
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine, on uvloop where that is installed.
 
-    A handler that ignores its cancellation cannot keep the process: it is left behind.
+    A handler that ignores its cancellation cannot keep the process: it is left behind. A number
+    that the coroutine returns is the exit code then.
     """
     factory = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
@@ -87,7 +88,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     if left and loop.run_until_complete(asyncio.wait(left, timeout=LEAVE_AFTER))[1]:
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(0)  # the work is written and the locks are given back: nothing is lost
+        os._exit(result if isinstance(result, int) else 0)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
     return result

@@ -24,9 +24,11 @@ from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
 from windlass.registry import checked_name
 from windlass.service import Stop, backoff, first_of
-from windlass.telemetry import emit
+from windlass.store.port import Store
+from windlass.telemetry import counted, emit
 
 WAIT_FOR_DATABASE = 60.0  # seconds, when a worker starts
+WAIT_IN_SILENCE = 5.0
 
 worker_options = (
     click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
@@ -46,7 +48,7 @@ def _with_worker_options(function: Any) -> Any:
 @_with_worker_options
 def worker(application: str, **options: Any) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it, a second one insists."""
-    run(_work(load_app(application), **options))
+    sys.exit(run(_work(load_app(application), **options)))
 
 
 @click.command()
@@ -59,7 +61,7 @@ def up(application: str | None, **options: Any) -> None:
         click.echo(
             "no APP given: the worker knows no task; try: windlass up package.module:name", err=True
         )
-    run(_work(app, **options))
+    sys.exit(run(_work(app, **options)))
 
 
 async def _work(
@@ -68,11 +70,12 @@ async def _work(
     queues: tuple[str, ...],
     concurrency: int | None,
     shutdown_timeout: float | None,
-) -> None:
+) -> int:
+    """Work until a signal; return the exit code, which tells whether everything was written."""
     stop = Stop()
     _on_signals(stop.set)
     if not await _opened(app, stop):
-        return
+        return 0
     async with app:
         working = await app.new_worker(
             queues=queues or None, concurrency=concurrency, shutdown_timeout=shutdown_timeout
@@ -81,6 +84,7 @@ async def _work(
         if stop:
             working.stop()
         await working.run()
+    return 1 if counted("settlement.abandoned") else 0
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
@@ -98,7 +102,7 @@ async def _opened(app: App, stop: Stop) -> bool:
     wait_until = time.monotonic() + WAIT_FOR_DATABASE
     while not stop:
         opening = asyncio.create_task(app.store())
-        await first_of(asyncio.wait([opening]), stop.wait())
+        await first_of(_done(opening), stop.wait())
         if not opening.done():
             opening.cancel()
             return False
@@ -113,6 +117,15 @@ async def _opened(app: App, stop: Stop) -> bool:
         else:
             return True
     return False
+
+
+async def _done(opening: asyncio.Task[Store]) -> None:
+    """Wait as long as it takes, for it may be a migration, but not in silence."""
+    done, _ = await asyncio.wait([opening], timeout=WAIT_IN_SILENCE)
+    if not done:
+        reason = f"no answer for {WAIT_IN_SILENCE:g} s, or a migration that takes long; waiting"
+        emit("store.unavailable", doing="open", error=reason)
+        await asyncio.wait([opening])
 
 
 @click.command()
