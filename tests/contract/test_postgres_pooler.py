@@ -217,11 +217,29 @@ async def test_a_store_without_a_way_around_the_pooler_opens_if_there_is_nothing
         store = PostgresStore(PostgresOptions(url=url, pooler=True, direct_url=NOWHERE))
         try:
             with (
-                nullcontext() if opens else pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1")
+                nullcontext()
+                if opens
+                else pytest.raises(StoreUnavailable, match=r"direct_url, .*127\.0\.0\.1:1")
             ):
                 await store.open()
         finally:
             await store.close()
+
+
+async def test_no_migration_is_applied_to_another_database_than_the_one_that_is_used(
+    pooled_url: str, sql_url: str, empty_sql_url: str
+) -> None:
+    connection = await asyncpg.connect(sql_url)
+    await connection.execute("DROP SCHEMA windlass CASCADE")
+    await connection.close()
+    options = PostgresOptions(url=pooled_url, pooler=True, direct_url=empty_sql_url)
+    with pytest.raises(
+        ConfigurationError, match=r"direct_url leads to database '.*'.*no migration"
+    ):
+        await PostgresStore(options).open()
+
+    elsewhere = PostgresStore(PostgresOptions(url=empty_sql_url, auto_migrate=False))
+    assert len(await elsewhere.schema.pending()) == len(elsewhere._sql.migrations())
 
 
 async def test_every_step_of_a_task_works_through_the_pooler(

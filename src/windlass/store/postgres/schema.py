@@ -5,9 +5,10 @@ from functools import partial
 
 import asyncpg
 
-from windlass.model.errors import ConfigurationError, StoreBusy
+from windlass.model.errors import ConfigurationError, StoreBusy, StoreUnavailable
 from windlass.store.postgres.connection import connected, transaction
 from windlass.store.postgres.dial import Route
+from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
@@ -36,9 +37,15 @@ class Schema:
 
     async def migrate(self) -> list[Migration]:
         """Apply what is pending, each migration in a transaction of its own; return what was."""
-        async with connected(self._direct) as connection:
-            self._check_server(connection)
-            return await self._apply(connection)
+        try:
+            async with connected(self._direct) as connection:
+                self._check_server(connection)
+                await self._check_is_the_same(connection)
+                return await self._apply(connection)
+        except StoreUnavailable as error:
+            if self._direct is self._route or isinstance(error, StoreBusy):
+                raise
+            raise StoreUnavailable(f"direct_url, over which migrations go: {error}") from error
 
     def script(self, migrations: list[Migration]) -> str:
         """Return SQL that an administrator can run by hand."""
@@ -127,6 +134,20 @@ class Schema:
         if await connection.fetchval(self._sql.statement("is_keyword"), self._sql.schema):
             raise ConfigurationError(
                 f"schema '{self._sql.schema}' is a word of SQL; choose another name"
+            )
+
+    async def _check_is_the_same(self, direct: asyncpg.Connection) -> None:
+        """Nothing is applied to another database than the one that is used."""
+        if self._direct is self._route:
+            return
+        text = self._sql.statement("which_database")
+        async with connected(self._route) as connection:
+            used, other = await connection.fetchrow(text), await direct.fetchrow(text)
+        if used != other:
+            raise ConfigurationError(
+                f"direct_url leads to database '{other['name']}' at {address(self._direct.url)}, "
+                f"and the URL of the app to database '{used['name']}' at "
+                f"{address(self._route.url)}; no migration was applied"
             )
 
     def _check_server(self, connection: asyncpg.Connection) -> None:
