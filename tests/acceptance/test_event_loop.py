@@ -1,31 +1,47 @@
 """A handler that stops the worker's event loop, or all of Python, is found out and costs little."""
 
+import asyncio
 import ctypes
 import re
 import time
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
+from acceptance.quick import QUICK
 from windlass import App
 from windlass.telemetry import counted
 
 
-async def test_a_handler_that_blocks_the_event_loop_is_named_with_its_stack(
-    app: App, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("new_event_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_handler_that_blocks_the_event_loop_is_named_with_its_stack(
+    app_url: str,
+    caplog: pytest.LogCaptureFixture,
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     def crunch() -> None:
         time.sleep(1.6)
 
-    @app.task
-    async def greedy() -> None:
-        crunch()
+    async def main() -> str:
+        async with App(app_url, **QUICK) as app:
 
-    handle = await greedy.enqueue()
-    await app.run_worker(until_idle=True)
+            @app.task
+            async def greedy() -> None:
+                await asyncio.sleep(0.5)  # the loop has turned before
+                crunch()
 
-    assert (await handle.get()).generation == 1
+            handle = await greedy.enqueue()
+            await app.run_worker(until_idle=True)
+            assert (await handle.get()).generation == 1
+            return handle.id
+
+    loop = new_event_loop()
+    task_id = loop.run_until_complete(main())
+    loop.close()
+
     (told,) = [line for line in caplog.messages if line.startswith("loop.blocked")]
-    assert f"type=greedy task_id={handle.id} stack=" in told
+    assert f"type=greedy task_id={task_id} stack=" in told
     assert re.search(
         r"stack=[^ ]*test_event_loop\.py:\d+ greedy > [^ ]*test_event_loop\.py:\d+ crunch$", told
     )

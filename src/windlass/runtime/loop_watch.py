@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from windlass.runtime.job import Job
 from windlass.telemetry import emit
@@ -14,7 +15,6 @@ from windlass.telemetry import emit
 BLOCKED_AFTER = 1.0  # seconds without a turn
 LOOK_EVERY = 0.25
 FRAMES = 12
-_ASYNCIO = str(Path(asyncio.__file__).parent)
 _WINDLASS = str(Path(__file__).parents[1])
 
 
@@ -30,31 +30,41 @@ class LoopWatch:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turned_at = time.monotonic()
+        self._telling = threading.Lock()
         self._told_of = 0.0  # the last turn before the block that was told
+        self._frames_below = 0  # of whatever the event loop calls: its own, and of who runs it
 
     async def turn(self) -> None:
         """Give signs of life, in the worker's event loop, until cancelled."""
         while True:
             self._turned_at = time.monotonic()
             await asyncio.sleep(LOOK_EVERY)
+            self._frames_below = self._frames_below or _depth(sys._getframe())  # noqa: SLF001
             blocked = time.monotonic() - self._turned_at
             if blocked > BLOCKED_AFTER:
-                if self._told_of != self._turned_at:
+                if self._is_news(self._turned_at):
                     emit("loop.blocked", seconds=round(blocked, 1), stack="not seen")
                 emit("loop.freed", seconds=round(blocked, 1))
 
     async def watch(self) -> None:
         """Look, from the event loop of another thread, until cancelled."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(LOOK_EVERY)
-            self._look()
+            if time.monotonic() - began < BLOCKED_AFTER:  # or everything stood still, we as well
+                self._look()
 
     def _look(self) -> None:
         turned_at = self._turned_at
         blocked = time.monotonic() - turned_at
-        if blocked > BLOCKED_AFTER and self._told_of != turned_at:
-            self._told_of = turned_at
+        if blocked > BLOCKED_AFTER and self._is_news(turned_at):
             emit("loop.blocked", seconds=round(blocked, 1), **self._whose(), stack=self._stack())
+
+    def _is_news(self, turned_at: float) -> bool:
+        """Whether nobody has told of the block after this turn; whoever asks first does."""
+        with self._telling:
+            told_of, self._told_of = self._told_of, turned_at
+            return told_of != turned_at
 
     def _whose(self) -> dict[str, object]:
         # A handler's own subtask is none of our tasks: then the stack alone tells.
@@ -68,13 +78,16 @@ class LoopWatch:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the one way to it
         frames = traceback.extract_stack(frame)
         # What the event loop called; it may have called us, and we the handler.
-        called = max((place for place, one in enumerate(frames) if _is_loop(one)), default=-1) + 1
-        shown = [one for one in frames[called:] if not _is_ours(one)] or frames
+        shown = [one for one in frames[self._frames_below :] if not _is_ours(one)] or frames
         return " > ".join(f"{one.filename}:{one.lineno} {one.name}" for one in shown[-FRAMES:])
 
 
-def _is_loop(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_ASYNCIO)
+def _depth(frame: FrameType) -> int:
+    """How many frames there are below this one."""
+    below, depth = frame.f_back, 0
+    while below is not None:
+        below, depth = below.f_back, depth + 1
+    return depth
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
