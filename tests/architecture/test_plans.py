@@ -95,6 +95,9 @@ class Probe:
 
     async def release(self, connection: "Probe", *, timeout: float) -> None: ...  # noqa: ASYNC109
 
+    def has_unconfirmed(self) -> bool:
+        return False
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
         async with self._connection.transaction():

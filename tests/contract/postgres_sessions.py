@@ -21,6 +21,8 @@ from windlass.model.task import (
     Settlement,
     WorkerInfo,
 )
+from windlass.store.postgres.connection import connect
+from windlass.store.postgres.dial import Route
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 T = TypeVar("T")
@@ -119,7 +121,7 @@ class Sessions:
         self._calls: list[asyncio.Task[Any]] = []
 
     async def connect(self) -> asyncpg.Connection:
-        connection = await asyncpg.connect(self.sql_url)
+        connection = await connect(Route(self.sql_url))
         self._open.append(connection)
         return connection
 

@@ -145,3 +145,30 @@ async def test_connections_to_a_demoted_primary_are_given_up(servers: Pair) -> N
         await asyncio.gather(*(app.enqueue("note", {"n": n}) for n in range(8)))
 
     assert await servers.standby.run("SELECT count(*) FROM windlass.tasks") == 16
+
+
+@pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_an_enqueue_is_acknowledged_only_once_the_standby_has_it(
+    standing: Pair, end: str, key: str | None
+) -> None:
+    """Whoever ends the wait of a commit does not undo it, and does not make it safe either."""
+    waiting = "FROM pg_stat_activity WHERE application_name = 'windlass' AND wait_event = 'SyncRep'"
+    async with App(standing.primary.url) as app:
+        await app.enqueue("note", {"n": 1})
+        await standing.standby.run("SELECT pg_wal_replay_pause()")
+        try:
+            key = key and f"{key} {end}"
+            enqueueing = asyncio.create_task(app.enqueue("note", {"n": 2}, idempotency_key=key))
+            while not await standing.primary.run(f"SELECT {end}(pid) {waiting}"):
+                await asyncio.sleep(0.01)
+            again = f"SELECT count(*) {waiting} AND query = 'COMMIT;'"
+            while not enqueueing.done() and not await standing.primary.run(again):
+                await asyncio.sleep(0.01)
+            assert not enqueueing.done()
+        finally:
+            await standing.standby.run("SELECT pg_wal_replay_resume()")
+        handle = await enqueueing
+
+    query = f"SELECT count(*) FROM windlass.tasks WHERE id = '{handle.id}'"
+    assert await standing.standby.run(query) == 1

@@ -121,6 +121,22 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _connections.add(self)
+        self._unconfirmed = False
+
+    def has_unconfirmed(self) -> bool:
+        """Whether since the last question a commit was not confirmed by a synchronous standby.
+
+        The server says so in a warning: by then the commit cannot be undone any more.
+        """
+        unconfirmed, self._unconfirmed = self._unconfirmed, False
+        return unconfirmed
+
+    def _process_log_message(self, fields: dict[str, str], last_query: str | None) -> None:
+        # Not a listener: the pool wants none to be left on what is given back to it. The text is in
+        # the server's language; the name of its function (R) is not.
+        if fields.get("R") == "SyncRepWaitForLSN":
+            self._unconfirmed = True
+        super()._process_log_message(fields, last_query)
 
 
 _connections: WeakSet[_Connection] = WeakSet()

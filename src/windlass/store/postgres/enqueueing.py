@@ -45,14 +45,13 @@ class EnqueueVerbs(PostgresParts):
     ) -> list[Enqueued]:
         answers = [Enqueued(task.id, created=True) for task in tasks]
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
-            rows = await self._run.fetch(
-                "enqueue_tasks", *_enqueue_arguments(tasks, fence, repeated)
-            )
+            arguments = _enqueue_arguments(tasks, fence, repeated)
+            rows = await self._run.fetch("enqueue_tasks", *arguments, confirmed=True)
             _mark_known(answers, rows, 0)
             return answers
         text = self._sql.statement("enqueue_tasks")
         known: set[int] = set()
-        async with self._run.transaction() as connection:
+        async with self._run.transaction(confirmed=True) as connection:
             await self._reserve_keys(connection, tasks)
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
@@ -65,6 +64,7 @@ class EnqueueVerbs(PostgresParts):
                 added = [task.id for place, task in enumerate(tasks) if place not in known]
                 if await connection.fetchval(self._sql.statement("any_ended"), added):
                     raise _Overtaken
+                await connection.execute(self._sql.statement("await_standbys"))
         return answers
 
     async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:

@@ -19,9 +19,11 @@ class Statements:
         self._url = url
         self.pool: asyncpg.Pool | None = None
 
-    async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
+    async def fetch(
+        self, name: str, *arguments: Any, confirmed: bool = False
+    ) -> list[asyncpg.Record]:
         """Run one statement as a transaction of its own and return its rows."""
-        async with self._connection() as connection:
+        async with self._connection(confirmed=confirmed) as connection:
             return list(await connection.fetch(self._sql.statement(name), *arguments))
 
     async def fetchval(self, name: str, *arguments: Any) -> Any:
@@ -35,15 +37,18 @@ class Statements:
             await connection.execute(self._sql.statement(name), *arguments)
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[asyncpg.Connection]:
+    async def transaction(self, *, confirmed: bool = False) -> AsyncIterator[asyncpg.Connection]:
         """Open a transaction for several statements."""
-        async with self._connection() as connection, transaction(connection):
+        async with self._connection(confirmed=confirmed) as connection, transaction(connection):
             await connection.execute(self._sql.statement("limit_idling"))
             yield connection
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
-        """Lend a connection; one whose server does not answer to a cancellation is given up."""
+    async def _connection(self, *, confirmed: bool = False) -> AsyncIterator[asyncpg.Connection]:
+        """Lend a connection; one whose server does not answer to a cancellation is given up.
+
+        `confirmed`: what is committed has to be on the synchronous standbys, if there are some.
+        """
         pool = self.pool
         if pool is None:
             raise StoreUnavailable("the store is not open")
@@ -51,6 +56,11 @@ class Statements:
             connection = await pool.acquire()
             try:
                 yield connection
+                if confirmed and connection.has_unconfirmed():
+                    raise StoreUnavailable(
+                        "committed by the primary, but somebody ended the wait for its standby: "
+                        "it is lost if that takes over now"
+                    )
             except asyncpg.ReadOnlySQLTransactionError:
                 # Its server was demoted. New connections may find the primary: keep none of these.
                 await pool.expire_connections()
