@@ -102,6 +102,12 @@ def _through(pooler: Pooler | None, url: str) -> str:
     return url if pooler is None else pooler.url(url)
 
 
+@pytest.fixture(scope="session")
+def tested_server_url(server_url: str, suite_pooler: Pooler | None) -> str:
+    """The server, or the pooler before it, for what is tested."""
+    return _through(suite_pooler, server_url)
+
+
 @pytest.fixture
 async def empty_sql_url(server_url: str) -> AsyncIterator[str]:
     """A database without our schema, for the test's own SQL."""

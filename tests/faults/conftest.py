@@ -1,17 +1,41 @@
-"""Worker processes that a test starts, and that do not outlive it."""
+"""What tests break: a way through a proxy, and worker processes; and a way around, to look."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from faults.processes import WorkerProcess
+from faults.proxy import Proxy
+from faults.world import World, world_of
 
 Start = Callable[..., WorkerProcess]
 QUICK: dict[str, Any] = {"lease": 1.5, "heartbeat": 0.4, "sweep": 0.2, "leader_term": 1.0}
+
+
+@pytest.fixture
+async def watcher(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A session beside what is tested: what is really in the database."""
+    connection = await asyncpg.connect(sql_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def proxy(tested_server_url: str) -> AsyncIterator[Proxy]:
+    """Before the server, for whatever is given `proxy.url(...)` of one of its databases."""
+    async with Proxy(tested_server_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with world_of(database_url) as world:
+        yield world
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import asyncpg
 import pytest
@@ -11,32 +11,13 @@ import pytest
 from acceptance.quick import QUICK
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
-from faults.world import DEADLINE, OTHER_WORKER, World, request, world_of
+from faults.world import DEADLINE, OTHER_WORKER, World, request
 from windlass import App, StoreUnavailable
 from windlass.model.task import Rescued
 
 Side = Callable[[str, int], Point]
 COUNT = "SELECT count(*) FROM windlass.task"
 ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1, 2"
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    async with world_of(database_url) as world:
-        yield world
-
-
-@pytest.fixture
-async def watcher(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def proxy(database_url: str) -> AsyncIterator[Proxy]:
-    async with Proxy(database_url) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Opening, migrating and closing, cut off or left without an answer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from itertools import count
 
 import asyncpg
@@ -29,12 +29,6 @@ UNION ALL
 SELECT 'constraint', conname || ' ' || pg_get_constraintdef(oid)
 FROM pg_constraint WHERE connamespace = 'windlass'::regnamespace
 """
-
-
-@pytest.fixture
-async def proxy(server_url: str) -> AsyncIterator[Proxy]:
-    async with Proxy(server_url) as proxy:
-        yield proxy
 
 
 def store_on(url: str, *, auto_migrate: bool = True) -> PostgresStore:

@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +11,7 @@ from faults.courses import Course, check_all_or_nothing, check_repeated, prepare
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, after, before
 from faults.scenarios import SCENARIOS, Scenario
-from faults.world import DEADLINE, World, world_of
+from faults.world import DEADLINE, World
 from windlass.model.errors import StoreUnavailable
 from windlass.store.port import Store
 from windlass.store.postgres import connection as connection_module
@@ -31,12 +30,6 @@ PARTED = [
     for scenario in SCENARIOS
     if scenario.name in {"enqueue", "claim", "settle", "pulse_with_patience", "rescue", "retain"}
 ]
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    async with world_of(database_url) as world:
-        yield world
 
 
 def test_every_method_of_a_store_is_cut_somewhere() -> None:

@@ -37,13 +37,6 @@ async def stores(database_url: str) -> AsyncIterator[list[PostgresStore]]:
         yield stores
 
 
-@pytest.fixture
-async def watcher(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
-
-
 async def test_of_eight_candidates_at_once_one_is_elected_two_hundred_times(
     stores: list[PostgresStore], watcher: asyncpg.Connection
 ) -> None:
@@ -174,6 +167,7 @@ async def test_the_write_of_a_leader_that_was_deposed_meanwhile_changes_nothing(
 async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_changes_nothing(
     stores: list[PostgresStore],
     watcher: asyncpg.Connection,
+    proxy: Proxy,
     database_url: str,
     caplog: pytest.LogCaptureFixture,
     statement: str,
@@ -182,35 +176,35 @@ async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_chang
     term, stop = timedelta(seconds=0.9), Stop()
     await stores[0].enqueue([NewTask(id=UUID(int=7), type="resize", payload="{}", delay=3600)])
     await watcher.execute("UPDATE windlass.scheduled SET due = clock_timestamp()")
-    async with Proxy(database_url, pass_cancellations=False) as proxy:
-        cut_off = PostgresStore(PostgresOptions(url=proxy.url(database_url), auto_migrate=False))
-        await cut_off.open()
+    proxy.pass_cancellations = False
+    cut_off = PostgresStore(PostgresOptions(url=proxy.url(database_url), auto_migrate=False))
+    await cut_off.open()
 
-        async def promote(leadership: Leadership) -> bool:
-            return await cut_off.promote(10, leadership=leadership) > 0
+    async def promote(leadership: Leadership) -> bool:
+        return await cut_off.promote(10, leadership=leadership) > 0
 
-        stalled = proxy.at(before("Bind"), Effect.STALL, text=statement)
-        leader = Leader(
-            store=cut_off,
-            candidate=CANDIDATES[0],
-            term=term,
-            clock=ClockWatch(TERM),
-            chores=[Chore("x", 0.01, promote)],
-        )
-        leading = asyncio.create_task(leader.run(stop))
-        async with asyncio.timeout(DEADLINE):
-            await stalled.reached.wait()
-            proxy.pause()
-            won = None
-            while won is None:
-                won = await stores[1].lead(CANDIDATES[1], current=None, term=TERM)
-            stalled.release()
-            proxy.resume()
-            while leader._held is not None:  # it hears that it was deposed
-                await asyncio.sleep(0.02)
-        stop.set()
-        await leading
-        await cut_off.close()
+    stalled = proxy.at(before("Bind"), Effect.STALL, text=statement)
+    leader = Leader(
+        store=cut_off,
+        candidate=CANDIDATES[0],
+        term=term,
+        clock=ClockWatch(TERM),
+        chores=[Chore("x", 0.01, promote)],
+    )
+    leading = asyncio.create_task(leader.run(stop))
+    async with asyncio.timeout(DEADLINE):
+        await stalled.reached.wait()
+        proxy.pause()
+        won = None
+        while won is None:
+            won = await stores[1].lead(CANDIDATES[1], current=None, term=TERM)
+        stalled.release()
+        proxy.resume()
+        while leader._held is not None:  # it hears that it was deposed
+            await asyncio.sleep(0.02)
+    stop.set()
+    await leading
+    await cut_off.close()
 
     assert won.term == 2
     assert await watcher.fetchval("SELECT count(*) FROM windlass.scheduled") == 1

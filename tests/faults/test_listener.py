@@ -39,13 +39,6 @@ async def said() -> AsyncIterator[Said]:
 
 
 @pytest.fixture
-async def around(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(sql_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
 async def proxy(sql_url: str) -> AsyncIterator[Proxy]:
     """Before the listener alone."""
     async with Proxy(sql_url) as proxy:
@@ -93,9 +86,9 @@ async def listening(url: str, direct_url: str | None, **options: Any) -> AsyncIt
         await store.close()
 
 
-async def listening_session(around: asyncpg.Connection) -> int:
+async def listening_session(watcher: asyncpg.Connection) -> int:
     async with asyncio.timeout(DEADLINE):
-        while (pid := await around.fetchval(LISTENING)) is None:
+        while (pid := await watcher.fetchval(LISTENING)) is None:
             await asyncio.sleep(0.01)
     return int(pid)
 
@@ -108,13 +101,13 @@ def test_a_dead_connection_is_known_within_five_seconds() -> None:
 
 
 async def test_a_session_that_is_ended_is_noticed_without_a_probe(
-    sql_url: str, around: asyncpg.Connection, said: Said, monkeypatch: pytest.MonkeyPatch
+    sql_url: str, watcher: asyncpg.Connection, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "PROBE_EVERY", FOR_EVER)
     async with listening(sql_url, None) as ear:
-        session = await listening_session(around)
+        session = await listening_session(watcher)
 
-        await ear.hears(lambda: around.execute("SELECT pg_terminate_backend($1)", session))
+        await ear.hears(lambda: watcher.execute("SELECT pg_terminate_backend($1)", session))
 
         await ear.hears_of_a_task()
         assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
@@ -203,30 +196,30 @@ async def test_a_listener_survives_an_error_that_nobody_knows(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
-    sql_url: str, around: asyncpg.Connection, said: Said
+    sql_url: str, watcher: asyncpg.Connection, said: Said
 ) -> None:
     role = f"ears_{uuid4().hex}"
-    await around.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    await watcher.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
     parts = urlsplit(sql_url)
     host = parts.netloc.rpartition("@")[2]
     as_role = urlunsplit(parts._replace(netloc=f"{role}:secret@{host}"))
     try:
         async with listening(sql_url, as_role) as ear:
-            await around.execute(f"ALTER ROLE {role} NOLOGIN")
-            await around.execute(
+            await watcher.execute(f"ALTER ROLE {role} NOLOGIN")
+            await watcher.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", role
             )
             await said.until("listener.deaf")
             assert "not permitted to log in" in said.lines[-1]
             assert "secret" not in said.lines[-1]
 
-            await around.execute(f"ALTER ROLE {role} LOGIN")
+            await watcher.execute(f"ALTER ROLE {role} LOGIN")
             await said.until("listener.repaired")
 
             await ear.hears_of_a_task()
             assert said.events(EVENTS) == ["listener.lost", "listener.deaf", "listener.repaired"]
     finally:
-        await around.execute(f"DROP ROLE {role}")
+        await watcher.execute(f"DROP ROLE {role}")
 
 
 @pytest.mark.usefixtures("impatient")

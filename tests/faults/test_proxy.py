@@ -27,13 +27,9 @@ async def around(empty_database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-async def proxy(around: asyncpg.Connection, empty_database_url: str) -> AsyncIterator[Proxy]:
-    async with Proxy(empty_database_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def through(proxy: Proxy, empty_database_url: str) -> AsyncIterator[asyncpg.Connection]:
+async def through(
+    around: asyncpg.Connection, proxy: Proxy, empty_database_url: str
+) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(proxy.url(empty_database_url))
     yield connection
     connection.terminate()

@@ -1,6 +1,5 @@
 """Every statement of every method of a store, refused by the server once."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -8,19 +7,13 @@ import pytest
 
 from faults.courses import check_all_or_nothing, check_repeated, prepared, undisturbed
 from faults.scenarios import SCENARIOS, Scenario
-from faults.world import World, world_of
+from faults.world import World
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.connection import _Connection
 
 VERBS = ("execute", "fetch", "fetchrow", "fetchval")
 # One of several that are translated alike.
 REFUSAL = asyncpg.DeadlockDetectedError("deadlock detected")
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    async with world_of(database_url) as world:
-        yield world
 
 
 class Refusing:

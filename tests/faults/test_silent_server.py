@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -20,16 +19,11 @@ ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1
 
 
 @pytest.fixture
-async def proxy(database_url: str) -> AsyncIterator[Proxy]:
-    async with Proxy(database_url, pass_cancellations=False) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def app(proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch) -> App:
     monkeypatch.setattr(statements, "GIVE_UP_AFTER", 0.05)
     monkeypatch.setattr(connection, "GIVE_UP_AFTER", 0.05)
     monkeypatch.setattr(service, "LONGEST_PATIENCE", 0.5)
+    proxy.pass_cancellations = False
     return App(proxy.url(database_url), **SETTINGS)
 
 
@@ -45,7 +39,7 @@ def app(proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch) -> App
     ids=str,
 )
 async def test_a_worker_goes_on_when_one_of_its_connections_falls_silent(
-    app: App, proxy: Proxy, database_url: str, statement: str, point: Point
+    app: App, proxy: Proxy, watcher: asyncpg.Connection, statement: str, point: Point
 ) -> None:
     runs: Counter[int] = Counter()
 
@@ -62,9 +56,7 @@ async def test_a_worker_goes_on_when_one_of_its_connections_falls_silent(
         await asyncio.gather(*(handle.result() for handle in handles))
 
     assert runs == Counter(range(10))
-    around = await asyncpg.connect(database_url)
-    assert [tuple(row) for row in await around.fetch(ENDS)] == [("completed", 1, 10)]
-    await around.close()
+    assert [tuple(row) for row in await watcher.fetch(ENDS)] == [("completed", 1, 10)]
 
 
 @pytest.mark.parametrize(

@@ -14,45 +14,43 @@ SHORT = timedelta(seconds=0.5)  # also of a lease that the silent worker may yet
 
 
 async def test_a_worker_that_falls_silent_in_its_report_is_rescued(
-    database_url: str, postgres_store: PostgresStore
+    proxy: Proxy, database_url: str, postgres_store: PostgresStore
 ) -> None:
     await add(postgres_store)
     held = await claim(postgres_store, lease=SHORT)
     started = Started(held.token, held.tasks[0].id, held.tasks[0].generation, 0.5)
-    async with Proxy(database_url) as proxy:
-        silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
-        await silent.open()
-        rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="start_tasks")
-        reporting = asyncio.create_task(silent.start([started]))
-        await rule.reached.wait()
+    silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
+    await silent.open()
+    rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="start_tasks")
+    reporting = asyncio.create_task(silent.start([started]))
+    await rule.reached.wait()
 
-        await until_rescued(postgres_store)
+    await until_rescued(postgres_store)
 
-        proxy.cut_all()
-        with suppress(StoreUnavailable):
-            await reporting
-        await silent.close()
+    proxy.cut_all()
+    with suppress(StoreUnavailable):
+        await reporting
+    await silent.close()
 
 
 async def test_a_worker_that_falls_silent_in_its_pulse_is_rescued(
-    database_url: str, postgres_store: PostgresStore
+    proxy: Proxy, database_url: str, postgres_store: PostgresStore
 ) -> None:
     await add(postgres_store)
     held = await claim(postgres_store, lease=SHORT)
     pulse = Pulse(WORKER, [held.token], SHORT, running=1, idle=False, patience=SHORT)
-    async with Proxy(database_url) as proxy:
-        silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
-        await silent.open()
-        rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="-- pulse")
-        pulsing = asyncio.create_task(silent.pulse(pulse))
-        await rule.reached.wait()
+    silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
+    await silent.open()
+    rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="-- pulse")
+    pulsing = asyncio.create_task(silent.pulse(pulse))
+    await rule.reached.wait()
 
-        await until_rescued(postgres_store)
+    await until_rescued(postgres_store)
 
-        proxy.cut_all()
-        with suppress(StoreUnavailable):
-            await pulsing
-        await silent.close()
+    proxy.cut_all()
+    with suppress(StoreUnavailable):
+        await pulsing
+    await silent.close()
 
 
 async def until_rescued(store: PostgresStore) -> None:
