@@ -7,6 +7,7 @@ from itertools import count
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
 from faults.world import DEADLINE
@@ -32,7 +33,7 @@ FROM pg_constraint WHERE connamespace = 'windlass'::regnamespace
 
 
 def store_on(url: str, *, auto_migrate: bool = True) -> PostgresStore:
-    return PostgresStore(PostgresOptions(url=url, auto_migrate=auto_migrate))
+    return PostgresStore(store_options(url, auto_migrate=auto_migrate))
 
 
 async def test_opening_cut_off_at_any_point_can_be_repeated(
@@ -56,14 +57,15 @@ async def test_opening_cut_off_at_any_point_can_be_repeated(
         await store.close()
 
 
+@pytest.mark.parametrize(("kind", "text"), [("Query", "BEGIN"), ("Execute", "learn_types")])
 async def test_a_call_given_up_while_its_connection_is_prepared_behind_a_pooler_ends(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, text: str
 ) -> None:
     monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.1)
     async with Proxy(database_url, pass_cancellations=False) as silent:
         store = PostgresStore(PostgresOptions(url=silent.url(database_url), pooler=True))
         await store.open()
-        rule = silent.at(before("Execute"), Effect.HALF_OPEN, text="learn_types")
+        rule = silent.at(before(kind), Effect.HALF_OPEN, text=text)
         call = asyncio.create_task(store.queues())
         await asyncio.wait_for(rule.reached.wait(), DEADLINE)
 
@@ -78,12 +80,13 @@ async def test_a_call_given_up_while_its_connection_is_prepared_behind_a_pooler_
 @pytest.mark.parametrize("side", [before, after])
 async def test_a_migration_whose_commit_is_cut_off_is_there_once_or_not_at_all(
     proxy: Proxy,
-    database_url: str,
+    sql_url: str,
     empty_database_url: str,
+    empty_sql_url: str,
     side: Callable[[str, int], Point],
 ) -> None:
-    wanted = await schema_of(database_url)
-    around = await asyncpg.connect(empty_database_url)
+    wanted = await schema_of(sql_url)
+    around = await asyncpg.connect(empty_sql_url)
 
     for number in count(1):
         await around.execute("DROP SCHEMA IF EXISTS windlass CASCADE")
@@ -105,7 +108,7 @@ async def test_a_migration_whose_commit_is_cut_off_is_there_once_or_not_at_all(
 
         await store.open()
 
-        assert await schema_of(empty_database_url) == wanted
+        assert await schema_of(empty_sql_url) == wanted
         assert await store.queues() == []
         await store.close()
 

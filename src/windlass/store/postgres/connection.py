@@ -256,9 +256,14 @@ async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.P
     async def learn(connection: asyncpg.Connection) -> None:
         # To look up types the driver changes a setting of the session and then puts it back.
         # Behind a pooler only a transaction makes that the same session.
-        if route.pooler:
+        if not route.pooler:
+            return
+        try:
             async with transaction(connection):
                 await connection.fetch(learn_types, *([] for _ in range(8)))
+        except BaseException:
+            _terminate(connection)  # the pool would wait for a silent server to take its leave
+            raise
 
     with translated(route.url), _checked(route.url):
         return await asyncpg.create_pool(
