@@ -138,6 +138,25 @@ async def test_who_gives_up_on_opening_a_silent_server_ends(
     await store.close()
 
 
+@pytest.mark.parametrize("statement", ["read_isolation", "has_migrations"])
+async def test_opening_a_server_that_takes_connections_and_is_silent_is_given_up(
+    proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    monkeypatch.setattr(connection_module, "LOOK_WITHIN", 0.05)
+    monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.05)
+    proxy.pass_cancellations = False
+    proxy.at(before("Execute"), Effect.HALF_OPEN, text=f"-- {statement}")
+    store = PostgresStore(PostgresOptions(url=proxy.url(database_url), pooler=True))
+
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(StoreUnavailable, match="TimeoutError"):
+            await store.open()
+
+        await store.open()
+        assert await store.queues() == []
+    await store.close()
+
+
 @pytest.mark.parametrize("is_cut", [True, False])
 async def test_a_store_is_closed_whatever_became_of_its_connections(
     proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch, is_cut: bool

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -25,6 +25,7 @@ from windlass.store.postgres.url import address, wanted_session
 
 ISOLATION = "read committed"  # every statement relies on it
 GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
+LOOK_WITHIN = 10.0  # seconds for each look at a database that is opened
 ANSWER_WITHIN = (
     60.0  # seconds for any statement; nobody waits for ever on a connection that is dead
 )
@@ -183,22 +184,33 @@ def _session(route: Route) -> dict[str, Any]:
     return {"server_settings": settings, "target_session_attrs": target}
 
 
-async def connect(route: Route) -> asyncpg.Connection:
+async def connect(route: Route, *, answer_within: float | None = None) -> asyncpg.Connection:
     """Open one connection outside any pool of ours."""
+    options = {"command_timeout": answer_within, **_session(route)}
     with translated(route.url), _checked(route.url):
-        return await dial(route.revive, route.url, connection_class=_Connection, **_session(route))
+        return await dial(route.revive, route.url, connection_class=_Connection, **options)
 
 
 @asynccontextmanager
-async def connected(route: Route) -> AsyncIterator[asyncpg.Connection]:
+async def connected(
+    route: Route, *, answer_within: float | None = None
+) -> AsyncIterator[asyncpg.Connection]:
     """Lend a connection outside any pool; one whose server is silent at the end is cut off."""
-    connection = await connect(route)
+    connection = await connect(route, answer_within=answer_within)
     try:
         with translated(route.url):
             yield connection
     finally:
         with suppress(TimeoutError):
             await connection.close(timeout=GIVE_UP_AFTER)
+
+
+def looking(route: Route) -> AbstractAsyncContextManager[asyncpg.Connection]:
+    """Lend a connection for short questions to a database that is opened.
+
+    A pooler takes connections while its server is away, and keeps whoever asks waiting.
+    """
+    return connected(route, answer_within=LOOK_WITHIN)
 
 
 @asynccontextmanager
@@ -239,7 +251,7 @@ def _terminate(connection: asyncpg.Connection) -> None:
 
 async def check_isolation(route: Route, statement: str) -> None:
     """Refuse a pooler whose sessions are isolated otherwise: none of them takes it from us."""
-    async with connected(route) as connection:
+    async with looking(route) as connection:
         level, role, database = await connection.fetchrow(statement)
     if level != ISOLATION:
         raise ConfigurationError(

@@ -6,7 +6,7 @@ from functools import partial
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy, StoreUnavailable
-from windlass.store.postgres.connection import connected, transaction
+from windlass.store.postgres.connection import connected, looking, transaction
 from windlass.store.postgres.dial import Route
 from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import Migration, SqlFiles
@@ -31,7 +31,7 @@ class Schema:
 
     async def pending(self) -> list[Migration]:
         """Return the migrations that were not applied yet; refuse a schema newer than the code."""
-        async with connected(self._route) as connection:
+        async with looking(self._route) as connection:
             self._check_server(connection)
             return await self._pending(connection)
 
