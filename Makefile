@@ -22,10 +22,11 @@ demo: $(INSTALLED) ## Run a small shop on the embedded PostgreSQL until its work
 test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
 	$(BIN)/python -m pytest -n 4 -m "not stress"
 
-# Left out: what brings its own server, or runs no worker on one.
+# Left out: what is about an embedded server, or has none. What a pooler cannot give is skipped by
+# the tests themselves, with the reason (the mark needs_direct).
 pooled: $(INSTALLED) ## Run the tests of stores and workers behind PgBouncer in transaction mode
 	POSTGRES_TEST_POOLER=1 STORE_MACHINE_EXAMPLES=100 $(BIN)/python -m pytest -n 2 -k "not memory" \
-		tests/contract tests/acceptance --ignore tests/contract/test_postgres_pooler.py \
+		tests/contract tests/acceptance tests/faults --ignore tests/contract/test_postgres_pooler.py \
 		--ignore-glob '*/test_embedded*' --ignore-glob '*/test_install*' --ignore-glob '*/test_demo*' \
 		--ignore-glob '*/test_docs*' --ignore-glob '*/test_bench*'
 

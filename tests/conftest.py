@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
-from contract.pgbouncer import BEHIND_POOLER, Pooler, store_options
+from contract.pgbouncer import BEHIND_POOLER, SUITE_SESSIONS, Pooler, store_options
 from windlass.store.postgres.embedded import EmbeddedServer
 from windlass.store.postgres.parts import PACKAGE
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
@@ -22,9 +22,6 @@ from windlass.store.sqlfiles import SqlFiles
 _numbers = itertools.count()
 pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
 TEMPLATE_LOCK = 7_463_519
-
-
-SUITE_SESSIONS = 20  # of the server for each database, when everything is tested behind a pooler
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,6 +22,7 @@ from windlass.store.postgres.store import PostgresOptions
 
 BEHIND_POOLER = os.environ.get("POSTGRES_TEST_POOLER") == "1"
 SESSIONS = 2  # of the server, for everybody behind the pooler
+SUITE_SESSIONS = 20  # of the server for each database, when everything is tested behind a pooler
 PORT = 6543  # only the name of a socket in a folder of our own
 DEADLINE = 20.0  # seconds until a test gives up on another process
 
@@ -142,13 +143,29 @@ listen_port = {PORT}
 unix_socket_dir = {self.folder}
 logfile = {self.log}
 auth_type = any
+admin_users = {self._server["user"]}
 ignore_startup_parameters = {", ".join(self._ignored)}
 pool_mode = {self._mode}
 default_pool_size = {self._sessions}
 max_client_conn = 1000
 server_round_robin = 1
 server_reset_query =
+server_login_retry = 1
 """
+
+    async def close_sessions(self, database_url: str) -> None:
+        """Wait until no transaction is under way, and close every session with the database.
+
+        Its clients stay, and are given new ones. What a client had sent before it vanished has been
+        passed on: that is older than the connection which this asks on.
+        """
+        name = urlsplit(database_url).path.removeprefix("/")
+        console = await asyncpg.connect(self.url("postgresql:///pgbouncer"))
+        try:
+            await console.execute(f"PAUSE {name}")
+            await console.execute(f"RESUME {name}")
+        finally:
+            await console.close()
 
     async def wait(self, process: subprocess.Popen[bytes], url: str) -> None:
         """Return once it answers."""

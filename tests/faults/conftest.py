@@ -9,11 +9,15 @@ from typing import Any
 import asyncpg
 import pytest
 
+from contract.pgbouncer import BEHIND_POOLER, Pooler
 from faults.processes import WorkerProcess
 from faults.proxy import Proxy
-from faults.world import World, world_of
+from faults.servers import Server
+from faults.world import World, opened
+from windlass.store.postgres import claiming
 
 Start = Callable[..., WorkerProcess]
+FOR_EVER = 1e6  # seconds
 QUICK: dict[str, Any] = {"lease": 1.5, "heartbeat": 0.4, "sweep": 0.2, "leader_term": 1.0}
 
 
@@ -33,9 +37,38 @@ async def proxy(tested_server_url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    async with world_of(database_url) as world:
+async def world(
+    database_url: str,
+    proxy: Proxy,
+    watcher: asyncpg.Connection,
+    suite_pooler: Pooler | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[World]:
+    # What a store does by itself would come between the call and the proxy.
+    monkeypatch.setattr(claiming, "LOOK_BEHIND_EVERY", FOR_EVER)
+    world = World(database_url, proxy=proxy, watcher=watcher, pooler=suite_pooler)
+    async with opened(world):
         yield world
+
+
+@pytest.fixture
+def direct_url(sql_url: str) -> str | None:
+    """The way around the pooler for who listens, if there is a pooler."""
+    return sql_url if BEHIND_POOLER else None
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "server", max_connections="40")
+    yield server
+    server.release()
+
+
+@pytest.fixture
+def way(server: Server) -> Iterator[str]:
+    """The URL of that server for what is tested."""
+    with server.way() as url:
+        yield url
 
 
 @pytest.fixture

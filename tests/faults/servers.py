@@ -9,9 +9,16 @@ from pathlib import Path
 
 import asyncpg
 
+from contract.pgbouncer import BEHIND_POOLER, SUITE_SESSIONS, Pooler
 from faults.processes import until
 from windlass.store.postgres.embedded import EmbeddedServer
 from windlass.store.postgres.embedded_start import Place
+
+# Of everybody else. The name of the application is not asked for: a pooler's sessions have none.
+SESSIONS = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
 
 
 class Server:
@@ -43,9 +50,7 @@ class Server:
         async def stop_sessions() -> None:
             connection = await asyncpg.connect(self.url)
             os.kill(stopped[0], signal.SIGSTOP)  # no session begins after they were listed
-            rows = await connection.fetch(
-                "SELECT pid FROM pg_stat_activity WHERE application_name = 'windlass'"
-            )
+            rows = await connection.fetch(SESSIONS)
             for row in rows:
                 with suppress(ProcessLookupError):  # it has ended by itself meanwhile
                     os.kill(row["pid"], signal.SIGSTOP)
@@ -59,6 +64,15 @@ class Server:
         finally:
             for process in stopped:
                 os.kill(process, signal.SIGCONT)
+
+    @contextmanager
+    def way(self) -> Iterator[str]:
+        """Lend a URL for what is tested; the server's own is around the pooler, if there is one."""
+        if not BEHIND_POOLER:
+            yield self.url
+            return
+        with Pooler.running(self.url, sessions=SUITE_SESSIONS) as pooler:
+            yield pooler.url(self.url)
 
     def release(self) -> None:
         for server in self._held:

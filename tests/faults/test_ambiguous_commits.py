@@ -21,8 +21,8 @@ ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1
 
 
 @pytest.fixture
-def app(proxy: Proxy, database_url: str) -> App:
-    return App(proxy.url(database_url), **QUICK)
+def app(proxy: Proxy, database_url: str, direct_url: str | None) -> App:
+    return App(proxy.url(database_url), direct_url=direct_url, **QUICK)
 
 
 # Enqueue

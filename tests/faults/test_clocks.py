@@ -52,19 +52,19 @@ async def enqueue(url: str) -> None:
 
 @pytest.mark.parametrize("offset", ["+1d", "-1d"])
 def test_a_worker_whose_clock_is_wrong_works_as_any_other(
-    database_url: str, start: Start, tmp_path: Path, set_clock: Path, offset: str
+    database_url: str, sql_url: str, start: Start, tmp_path: Path, set_clock: Path, offset: str
 ) -> None:
     asyncio.run(enqueue(database_url))
     set_clock.write_text(offset)
     worker = start(settings={**QUICK, "lease": 20, "heartbeat": 1})
     until((tmp_path / "ledger").exists)
     set_clock.write_text("-3600" if offset == "+1d" else "+3600")  # it is set while a lease is held
-    until(lambda: run(database_url, "SELECT FROM windlass.running") != [])
+    until(lambda: run(sql_url, "SELECT FROM windlass.running") != [])
     (tmp_path / "across.go").touch()
-    until(lambda: run(database_url, LEFT)[0][0] == 0)
+    until(lambda: run(sql_url, LEFT)[0][0] == 0)
 
     assert worker.stop() == 0, worker.said()
-    assert [tuple(row) for row in run(database_url, TIMES)] == [("completed", 1, True)] * 3
+    assert [tuple(row) for row in run(sql_url, TIMES)] == [("completed", 1, True)] * 3
     assert "lease.lost" not in worker.said()
     assert "clock.jumped" not in worker.said()
 
@@ -76,18 +76,19 @@ def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
     server = Server(tmp_path / "server")
     monkeypatch.delenv("LD_PRELOAD")  # the server's clock alone
     try:
-        asyncio.run(enqueue(server.url))
-        workers = [start(url=server.url, settings=QUICK) for _ in range(2)]
-        # All but the one that waits: one that was not due yet would not be for as long as it jumps.
-        until(lambda: len(run(server.url, "SELECT FROM windlass.task")) == 1)
-        until((tmp_path / "ledger").exists)
-        set_clock.write_text(offset)
-        until(lambda: any(worker.has_said("clock.jumped") for worker in workers))
-        (tmp_path / "across.go").touch()
-        until(lambda: run(server.url, LEFT)[0][0] == 0)
+        with server.way() as way:
+            asyncio.run(enqueue(way))
+            workers = [start(url=way, settings=QUICK) for _ in range(2)]
+            # All but the one that waits: one not due yet would not be for as long as it jumps.
+            until(lambda: len(run(server.url, "SELECT FROM windlass.task")) == 1)
+            until((tmp_path / "ledger").exists)
+            set_clock.write_text(offset)
+            until(lambda: any(worker.has_said("clock.jumped") for worker in workers))
+            (tmp_path / "across.go").touch()
+            until(lambda: run(server.url, LEFT)[0][0] == 0)
 
-        for worker in workers:
-            assert worker.stop() == 0, worker.said()
+            for worker in workers:
+                assert worker.stop() == 0, worker.said()
         assert all("lease.lost" not in worker.said() for worker in workers)
         statuses = run(server.url, "SELECT status::text, count(*) FROM windlass.tasks GROUP BY 1")
         assert [tuple(row) for row in statuses] == [("completed", 3)]

@@ -81,7 +81,7 @@ async def test_who_gives_up_on_a_server_that_is_silent_ends_and_can_ask_again(
 
     (connection,) = rule.connections
     connection.cut()  # as the server does, whose keepalives are not answered
-    await world.gone(connection.backend_pid)
+    await world.gone(connection)
     await check_all_or_nothing(world, scenario, course, StoreUnavailable)
     await check_repeated(world, scenario, course, call)
 
@@ -96,7 +96,7 @@ async def cut_at(world: World, scenario: Scenario, course: Course, point: Point)
     world.proxy.drop(rule)
     assert rule.reached.is_set(), "the call went another way than before"
     for connection in rule.connections:
-        await world.gone(connection.backend_pid)
+        await world.gone(connection)
 
     await check_all_or_nothing(world, scenario, course, told)
     await check_repeated(world, scenario, course, call)

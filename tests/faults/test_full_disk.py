@@ -18,7 +18,10 @@ from windlass import App, ConfigurationError, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 from windlass.store.postgres.store import PostgresStore
 
-pytestmark = pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+pytestmark = [
+    pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
+    pytest.mark.needs_direct("an embedded server has no pooler before it"),
+]
 LEASE = {"lease": 10, "heartbeat": 2}
 
 

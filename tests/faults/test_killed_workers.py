@@ -59,16 +59,16 @@ def check_everything_completed_once(url: str) -> dict[str, list[asyncpg.Record]]
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_a_killed_worker_held_is_carried_out_by_the_next(
-    database_url: str, tmp_path: Path, start: Start, place: str
+    database_url: str, sql_url: str, tmp_path: Path, start: Start, place: str
 ) -> None:
     asyncio.run(enqueue(database_url))
     victim = start(f"{place}=kill")
     assert victim.wait() == -signal.SIGKILL, victim.said()
     assert (tmp_path / place).exists()
 
-    finish(start(), database_url)
+    finish(start(), sql_url)
 
-    ended = check_everything_completed_once(database_url)
+    ended = check_everything_completed_once(sql_url)
     runs = Counter(
         line.rpartition(" ")[0] for line in (tmp_path / "ledger").read_text().split("\n")
     )
@@ -82,7 +82,7 @@ def test_what_a_killed_worker_held_is_carried_out_by_the_next(
 
 
 def test_workers_that_are_killed_one_after_another_leave_everything_to_the_last(
-    database_url: str, tmp_path: Path, start: Start
+    database_url: str, sql_url: str, tmp_path: Path, start: Start
 ) -> None:
     asyncio.run(enqueue(database_url))
     for place in ELSEWHERE:
@@ -90,14 +90,14 @@ def test_workers_that_are_killed_one_after_another_leave_everything_to_the_last(
         assert victim.wait() == -signal.SIGKILL, victim.said()
         assert (tmp_path / place).exists()
 
-    finish(start(), database_url)
+    finish(start(), sql_url)
 
-    check_everything_completed_once(database_url)
+    check_everything_completed_once(sql_url)
 
 
 @pytest.mark.parametrize("place", DRAINING)
 def test_a_worker_that_is_killed_while_it_drains_loses_nothing(
-    database_url: str, tmp_path: Path, start: Start, place: str
+    database_url: str, sql_url: str, tmp_path: Path, start: Start, place: str
 ) -> None:
     asyncio.run(enqueue(database_url))
     victim = start(f"{place}=kill")
@@ -105,9 +105,9 @@ def test_a_worker_that_is_killed_while_it_drains_loses_nothing(
     victim.send(signal.SIGTERM)
     assert victim.wait() == -signal.SIGKILL, victim.said()
 
-    finish(start(), database_url)
+    finish(start(), sql_url)
 
-    check_everything_completed_once(database_url)
+    check_everything_completed_once(sql_url)
 
 
 PRODUCER = "import asyncio\nfrom faults.life_app import short\nasyncio.run(short.enqueue(7))\n"
@@ -115,7 +115,7 @@ PRODUCER = "import asyncio\nfrom faults.life_app import short\nasyncio.run(short
 
 @pytest.mark.parametrize(("place", "tasks"), [("enqueue.before", 0), ("enqueue.after", 1)])
 def test_a_killed_producer_leaves_a_whole_task_or_none(
-    database_url: str, tmp_path: Path, place: str, tasks: int
+    database_url: str, sql_url: str, tmp_path: Path, place: str, tasks: int
 ) -> None:
     environment = {
         **os.environ,
@@ -128,7 +128,7 @@ def test_a_killed_producer_leaves_a_whole_task_or_none(
 
     assert producer.returncode == -signal.SIGKILL
     counts = run(
-        database_url,
+        sql_url,
         "SELECT (SELECT count(*) FROM windlass.task), (SELECT count(*) FROM windlass.ready)",
     )
     assert tuple(counts[0]) == (tasks, tasks)

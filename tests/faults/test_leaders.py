@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from faults.proxy import Effect, Proxy, before
 from windlass.maintenance.chores import Chore
 from windlass.maintenance.leader import Leader
@@ -16,7 +17,7 @@ from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.task import Leadership, NewTask
 from windlass.service import Stop
 from windlass.store.clock_watch import ClockWatch
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 ELECTIONS = 200
 CANDIDATES = [UUID(int=number) for number in range(1, 9)]
@@ -30,7 +31,7 @@ async def stores(database_url: str) -> AsyncIterator[list[PostgresStore]]:
     async with AsyncExitStack() as stack:
         stores = []
         for _ in CANDIDATES:
-            store = PostgresStore(PostgresOptions(url=database_url, pool_size=2))
+            store = PostgresStore(store_options(database_url, pool_size=2))
             await store.open()
             stack.push_async_callback(store.close)
             stores.append(store)
@@ -177,7 +178,7 @@ async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_chang
     await stores[0].enqueue([NewTask(id=UUID(int=7), type="resize", payload="{}", delay=3600)])
     await watcher.execute("UPDATE windlass.scheduled SET due = clock_timestamp()")
     proxy.pass_cancellations = False
-    cut_off = PostgresStore(PostgresOptions(url=proxy.url(database_url), auto_migrate=False))
+    cut_off = PostgresStore(store_options(proxy.url(database_url), auto_migrate=False))
     await cut_off.open()
 
     async def promote(leadership: Leadership) -> bool:

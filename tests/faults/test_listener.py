@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
@@ -11,7 +10,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from contract.pgbouncer import SESSIONS, Pooler
+from contract.pgbouncer import BEHIND_POOLER, SESSIONS, Pooler, store_options
 from contract.postgres_sessions import LEASE, WORKER, add, worker_info
 from faults.proxy import Proxy
 from faults.said import DEADLINE, Said
@@ -20,7 +19,7 @@ from windlass import App
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import listener
 from windlass.store.postgres.dial import Route
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # where nothing listens
 FOR_EVER = 1e6  # seconds
@@ -39,7 +38,7 @@ async def said() -> AsyncIterator[Said]:
 
 
 @pytest.fixture
-async def proxy(sql_url: str) -> AsyncIterator[Proxy]:
+async def direct_proxy(sql_url: str) -> AsyncIterator[Proxy]:
     """Before the listener alone."""
     async with Proxy(sql_url) as proxy:
         yield proxy
@@ -74,7 +73,7 @@ class Ear:
 
 @asynccontextmanager
 async def listening(url: str, direct_url: str | None, **options: Any) -> AsyncIterator[Ear]:
-    store = PostgresStore(PostgresOptions(url=url, direct_url=direct_url, **options))
+    store = PostgresStore(store_options(url, direct_url=direct_url, **options))
     await store.open()
     await store.register(worker_info(), lease=LEASE)
     await store.set_idle(WORKER, idle=True)
@@ -101,10 +100,14 @@ def test_a_dead_connection_is_known_within_five_seconds() -> None:
 
 
 async def test_a_session_that_is_ended_is_noticed_without_a_probe(
-    sql_url: str, watcher: asyncpg.Connection, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
+    direct_url: str | None,
+    watcher: asyncpg.Connection,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "PROBE_EVERY", FOR_EVER)
-    async with listening(sql_url, None) as ear:
+    async with listening(database_url, direct_url) as ear:
         session = await listening_session(watcher)
 
         await ear.hears(lambda: watcher.execute("SELECT pg_terminate_backend($1)", session))
@@ -115,10 +118,10 @@ async def test_a_session_that_is_ended_is_noticed_without_a_probe(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_connection_on_which_nothing_passes_is_noticed(
-    sql_url: str, proxy: Proxy, said: Said
+    database_url: str, sql_url: str, direct_proxy: Proxy, said: Said
 ) -> None:
-    async with listening(sql_url, proxy.url(sql_url)) as ear:
-        assert proxy.half_open_all() == 1
+    async with listening(database_url, direct_proxy.url(sql_url)) as ear:
+        assert direct_proxy.half_open_all() == 1
 
         await said.until("listener.repaired")
 
@@ -128,7 +131,7 @@ async def test_a_connection_on_which_nothing_passes_is_noticed(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_session_that_no_longer_listens_is_noticed(
-    sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str, direct_url: str | None, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def connect_and_unlisten(route: Route) -> asyncpg.Connection:
         monkeypatch.setattr(listener, "connect", connection_module.connect)
@@ -143,7 +146,7 @@ async def test_a_session_that_no_longer_listens_is_noticed(
         return session
 
     monkeypatch.setattr(listener, "connect", connect_and_unlisten)
-    async with listening(sql_url, None) as ear:
+    async with listening(database_url, direct_url) as ear:
         await said.until("listener.repaired")
 
         await ear.hears_of_a_task()
@@ -152,7 +155,11 @@ async def test_a_session_that_no_longer_listens_is_noticed(
 
 @pytest.mark.usefixtures("impatient")
 async def test_an_outage_is_told_once_however_often_it_tries(
-    sql_url: str, proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
+    sql_url: str,
+    direct_proxy: Proxy,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tries = 0
     enough = asyncio.Event()
@@ -165,13 +172,13 @@ async def test_an_outage_is_told_once_however_often_it_tries(
         return await connection_module.connect(route)
 
     monkeypatch.setattr(listener, "connect", counted)
-    async with listening(sql_url, proxy.url(sql_url)) as ear:
-        proxy.refusing = True
-        proxy.cut_all()
+    async with listening(database_url, direct_proxy.url(sql_url)) as ear:
+        direct_proxy.refusing = True
+        direct_proxy.cut_all()
         await asyncio.wait_for(enough.wait(), DEADLINE)
         assert said.events(EVENTS) == ["listener.lost"]
 
-        proxy.refusing = False
+        direct_proxy.refusing = False
         await said.until("listener.repaired")
 
         await ear.hears_of_a_task()
@@ -180,14 +187,14 @@ async def test_an_outage_is_told_once_however_often_it_tries(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_listener_survives_an_error_that_nobody_knows(
-    sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str, direct_url: str | None, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail_once(route: Route) -> asyncpg.Connection:
         monkeypatch.setattr(listener, "connect", connection_module.connect)
         raise RuntimeError("never seen before")
 
     monkeypatch.setattr(listener, "connect", fail_once)
-    async with listening(sql_url, None) as ear:
+    async with listening(database_url, direct_url) as ear:
         await said.until("listener.repaired")
 
         await ear.hears_of_a_task()
@@ -196,7 +203,7 @@ async def test_a_listener_survives_an_error_that_nobody_knows(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
-    sql_url: str, watcher: asyncpg.Connection, said: Said
+    database_url: str, sql_url: str, watcher: asyncpg.Connection, said: Said
 ) -> None:
     role = f"ears_{uuid4().hex}"
     await watcher.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
@@ -204,7 +211,7 @@ async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
     host = parts.netloc.rpartition("@")[2]
     as_role = urlunsplit(parts._replace(netloc=f"{role}:secret@{host}"))
     try:
-        async with listening(sql_url, as_role) as ear:
+        async with listening(database_url, as_role) as ear:
             await watcher.execute(f"ALTER ROLE {role} NOLOGIN")
             await watcher.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", role
@@ -224,36 +231,34 @@ async def test_a_role_that_may_not_log_in_for_a_while_is_told_and_waited_for(
 
 @pytest.mark.usefixtures("impatient")
 async def test_of_several_hosts_the_next_one_is_listened_to(
-    sql_url: str, proxy: Proxy, said: Said
+    database_url: str, sql_url: str, direct_proxy: Proxy, said: Said
 ) -> None:
     async with AsyncExitStack() as first_host:
         first = await first_host.enter_async_context(Proxy(sql_url))
-        urls = [urlsplit(one.url(sql_url)) for one in (first, proxy)]
+        urls = [urlsplit(one.url(sql_url)) for one in (first, direct_proxy)]
         hosts, ports = (
             ",".join(parse_qs(url.query)[part][0] for url in urls) for part in ("host", "port")
         )
         both = urlunsplit(urls[0]._replace(query=urlencode({"host": hosts, "port": ports})))
-        async with listening(sql_url, both) as ear:
-            assert (first.accepted, proxy.accepted) == (1, 0)
+        async with listening(database_url, both) as ear:
+            assert (first.accepted, direct_proxy.accepted) == (1, 0)
 
             await first_host.aclose()
 
             await said.until("listener.repaired")
             await ear.hears_of_a_task()
-            assert proxy.accepted == 1
+            assert direct_proxy.accepted == 1
 
 
-async def test_a_listener_outlives_a_restart_of_the_server(tmp_path: Path, said: Said) -> None:
-    server = await asyncio.to_thread(Server, tmp_path / "server")
-    try:
-        async with listening(server.url, None) as ear:
-            await asyncio.to_thread(server.restart)
-            await said.until("listener.repaired")
+async def test_a_listener_outlives_a_restart_of_the_server(
+    server: Server, way: str, said: Said
+) -> None:
+    async with listening(way, server.url if BEHIND_POOLER else None) as ear:
+        await asyncio.to_thread(server.restart)
+        await said.until("listener.repaired")
 
-            await ear.hears_of_a_task()
-            assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
-    finally:
-        await asyncio.to_thread(server.release)
+        await ear.hears_of_a_task()
+        assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
 
 
 # What a worker does without it
@@ -277,17 +282,17 @@ def app_with(url: str, direct_url: str) -> App:
 
 @pytest.mark.usefixtures("impatient")
 async def test_while_the_listener_is_lost_polling_delivers(
-    sql_url: str, proxy: Proxy, said: Said
+    database_url: str, sql_url: str, direct_proxy: Proxy, said: Said
 ) -> None:
-    async with app_with(sql_url, proxy.url(sql_url)) as app, app.worker():
+    async with app_with(database_url, direct_proxy.url(sql_url)) as app, app.worker():
         await run_one(app)
-        proxy.pause()
+        direct_proxy.pause()
         await said.until("listener.lost")
 
         await run_one(app)
 
         assert said.events(EVENTS) == ["listener.lost"]
-        proxy.resume()
+        direct_proxy.resume()
         await said.until("listener.repaired")
         await run_one(app)
 
@@ -298,13 +303,13 @@ async def test_while_the_listener_is_lost_polling_delivers(
     ids=["nowhere", "refused"],
 )
 async def test_a_worker_whose_direct_url_is_wrong_says_so_and_polls(
-    sql_url: str, said: Said, direct_url: str, event: str
+    database_url: str, sql_url: str, said: Said, direct_url: str, event: str
 ) -> None:
     if direct_url == "no such role":
         parts = urlsplit(sql_url)
         host = parts.netloc.rpartition("@")[2]
         direct_url = urlunsplit(parts._replace(netloc=f"nobody_{uuid4().hex}:secret@{host}"))
-    async with app_with(sql_url, direct_url) as app, app.worker():
+    async with app_with(database_url, direct_url) as app, app.worker():
         await run_one(app)
 
         await said.until(event)
@@ -312,26 +317,30 @@ async def test_a_worker_whose_direct_url_is_wrong_says_so_and_polls(
 
 
 async def test_a_worker_does_not_wait_for_a_listener_that_gets_no_answer(
-    sql_url: str, proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str,
+    sql_url: str,
+    direct_proxy: Proxy,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "CONNECT_WITHIN", FOR_EVER)
     monkeypatch.setattr(listener, "START_WITHIN", 0.1)
-    proxy.pause()
-    async with app_with(sql_url, proxy.url(sql_url)) as app, app.worker():
+    direct_proxy.pause()
+    async with app_with(database_url, direct_proxy.url(sql_url)) as app, app.worker():
         await run_one(app)
 
     assert said.events(EVENTS) == []
 
 
 async def test_who_began_before_it_listened_is_woken_once_it_does(
-    sql_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    database_url: str, sql_url: str, direct_proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "START_WITHIN", 0.1)
-    proxy.pause()
-    async with listening(sql_url, proxy.url(sql_url)) as ear:
+    direct_proxy.pause()
+    async with listening(database_url, direct_proxy.url(sql_url)) as ear:
 
         async def resume() -> None:
-            proxy.resume()
+            direct_proxy.resume()
 
         await ear.hears(resume)
 
@@ -379,11 +388,15 @@ async def channels(pooled_url: str, sessions: int) -> set[str]:
 
 
 async def test_a_way_around_that_is_a_pooler_in_transaction_mode_is_told(
-    transaction_pooler: Pooler, sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+    transaction_pooler: Pooler,
+    database_url: str,
+    sql_url: str,
+    said: Said,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "ECHO_WITHIN", 0.5)
     pooled_url = transaction_pooler.url(sql_url)
-    async with app_with(sql_url, pooled_url) as app, app.worker():
+    async with app_with(database_url, pooled_url) as app, app.worker():
         await run_one(app)
 
         await said.until("listener.deaf")
@@ -393,17 +406,17 @@ async def test_a_way_around_that_is_a_pooler_in_transaction_mode_is_told(
 
 
 async def test_a_way_around_that_is_a_pooler_in_session_mode_is_as_good(
-    session_pooler: Pooler, sql_url: str, said: Said
+    session_pooler: Pooler, database_url: str, sql_url: str, said: Said
 ) -> None:
-    async with listening(sql_url, session_pooler.url(sql_url)) as ear:
+    async with listening(database_url, session_pooler.url(sql_url)) as ear:
         await ear.hears_of_a_task()
 
     assert said.events(EVENTS) == []
 
 
 async def test_a_way_around_to_another_database_is_told(
-    sql_url: str, empty_sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
+    database_url: str, empty_sql_url: str, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "ECHO_WITHIN", 0.5)
-    async with listening(sql_url, empty_sql_url):
+    async with listening(database_url, empty_sql_url):
         await said.until("listener.deaf")

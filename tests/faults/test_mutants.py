@@ -14,9 +14,13 @@ from windlass.testing.history_check import ClientLog, Violation, check, read_his
 
 @pytest.fixture
 async def world(
-    database_url: str, postgres_store: PostgresStore, tmp_path: Path
+    database_url: str,
+    sql_url: str,
+    watcher: asyncpg.Connection,
+    postgres_store: PostgresStore,
+    tmp_path: Path,
 ) -> AsyncIterator[World]:
-    sessions = Sessions(database_url, database_url, await asyncpg.connect(database_url))
+    sessions = Sessions(database_url, sql_url, watcher)
     await record(sessions.watcher)
     client = ClientLog(tmp_path / "calls.jsonl")
     yield World(postgres_store, sessions, client)

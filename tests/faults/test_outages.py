@@ -4,7 +4,6 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from acceptance.quick import QUICK
 from faults.conftest import Start
 from faults.looking import LEFT, run
 from faults.processes import until
-from faults.servers import Server
+from faults.servers import SESSIONS, Server
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 
@@ -24,17 +23,6 @@ TASKS = 400
 KILLS = 60
 PATIENT: dict[str, Any] = {**QUICK, "lease": 30, "heartbeat": 1}  # no outage takes so long
 COMPLETED = "SELECT count(*) FROM windlass.tasks WHERE status = 'completed'"
-SESSIONS = """
-SELECT pid FROM pg_stat_activity
-WHERE application_name = 'windlass' AND pid <> pg_backend_pid()
-"""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path / "server", max_connections="40")
-    yield server
-    server.release()
 
 
 async def enqueue(url: str, name: str, count: int = 1) -> None:
@@ -55,13 +43,11 @@ def runs(folder: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
 def test_workers_live_through_restarts_and_lose_nothing(
-    server: Server, start: Start, tmp_path: Path, how: signal.Signals
+    server: Server, way: str, start: Start, tmp_path: Path, how: signal.Signals
 ) -> None:
-    asyncio.run(enqueue(server.url, "across", 2))
-    asyncio.run(enqueue(server.url, "short", TASKS))
-    workers = [
-        start(url=server.url, settings=PATIENT, arguments=("--concurrency", "4")) for _ in range(2)
-    ]
+    asyncio.run(enqueue(way, "across", 2))
+    asyncio.run(enqueue(way, "short", TASKS))
+    workers = [start(url=way, settings=PATIENT, arguments=("--concurrency", "4")) for _ in range(2)]
     for part in (1, 2):
         until(lambda part=part: completed(server.url) >= part * TASKS // 4)  # type: ignore[misc]
         server.restart(how)
@@ -79,15 +65,13 @@ def test_workers_live_through_restarts_and_lose_nothing(
 
 
 def test_workers_live_through_the_end_of_any_of_their_sessions(
-    server: Server, start: Start
+    server: Server, way: str, start: Start
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    asyncio.run(enqueue(server.url, "short", TASKS))
-    workers = [
-        start(url=server.url, settings=PATIENT, arguments=("--concurrency", "2")) for _ in range(2)
-    ]
+    asyncio.run(enqueue(way, "short", TASKS))
+    workers = [start(url=way, settings=PATIENT, arguments=("--concurrency", "2")) for _ in range(2)]
 
     async def kill_sessions() -> None:
         connection = await asyncpg.connect(server.url)
@@ -100,7 +84,7 @@ def test_workers_live_through_the_end_of_any_of_their_sessions(
         await connection.close()
 
     asyncio.run(kill_sessions())
-    asyncio.run(enqueue(server.url, "short", 10))
+    asyncio.run(enqueue(way, "short", 10))
     until(lambda: run(server.url, LEFT)[0][0] == 0)
 
     for worker in workers:
@@ -109,11 +93,12 @@ def test_workers_live_through_the_end_of_any_of_their_sessions(
     assert completed(server.url) == TASKS + 10
 
 
+@pytest.mark.needs_direct("a pooler opens none while it has a session to lend")
 def test_a_server_without_a_connection_to_spare_costs_no_lease(
-    server: Server, start: Start, tmp_path: Path
+    server: Server, way: str, start: Start, tmp_path: Path
 ) -> None:
-    asyncio.run(enqueue(server.url, "across"))
-    worker = start(url=server.url, settings=QUICK)
+    asyncio.run(enqueue(way, "across"))
+    worker = start(url=way, settings=QUICK)
     until(lambda: runs(tmp_path)["across 0"] == 1)
 
     async def take_every_connection() -> None:
@@ -125,7 +110,7 @@ def test_a_server_without_a_connection_to_spare_costs_no_lease(
                     one = await asyncpg.connect(server.url)
                     taken.push_async_callback(one.close)
             with pytest.raises(StoreUnavailable, match="too many clients"):
-                await enqueue(server.url, "short")
+                await enqueue(way, "short")
             # A lease later it is still held: the heart has a connection of its own.
             expiry = "SELECT expires_at FROM windlass.claim"
             granted_until = await connection.fetchval(expiry)
@@ -135,13 +120,14 @@ def test_a_server_without_a_connection_to_spare_costs_no_lease(
 
     asyncio.run(take_every_connection())
     (tmp_path / "across.go").touch()
-    asyncio.run(enqueue(server.url, "short"))
+    asyncio.run(enqueue(way, "short"))
     until(lambda: completed(server.url) == 2)
 
     assert worker.stop() == 0, worker.said()
     assert runs(tmp_path)["across 0"] == 1
 
 
+@pytest.mark.needs_direct("a pooler has connections for all, and as many sessions as it may")
 def test_more_workers_than_a_server_has_connections_for_take_turns(
     start: Start, tmp_path: Path
 ) -> None:
@@ -160,10 +146,10 @@ def test_more_workers_than_a_server_has_connections_for_take_turns(
 
 
 def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
-    server: Server, start: Start, tmp_path: Path
+    server: Server, way: str, start: Start, tmp_path: Path
 ) -> None:
-    asyncio.run(enqueue(server.url, "across"))
-    worker = start(url=server.url, settings=QUICK, arguments=("--shutdown-timeout", "0.5"))
+    asyncio.run(enqueue(way, "across"))
+    worker = start(url=way, settings=QUICK, arguments=("--shutdown-timeout", "0.5"))
     until(lambda: runs(tmp_path)["across 0"] == 1)
     with server.stopped():
         assert worker.stop() == 1  # not a clean drain: the task runs again
@@ -171,9 +157,8 @@ def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
 
 
 async def test_a_worker_that_fails_cancels_the_block_beside_it(
-    database_url: str, caplog: pytest.LogCaptureFixture
+    database_url: str, watcher: asyncpg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    connection = await asyncpg.connect(database_url)
     async with App(database_url, **QUICK) as app:
 
         @app.task
@@ -183,24 +168,22 @@ async def test_a_worker_that_fails_cancels_the_block_beside_it(
 
         async def serve_for_ever() -> None:
             async with limit, app.worker():
-                await connection.execute("ALTER FUNCTION windlass.claim_tasks RENAME TO gone")
+                await watcher.execute("ALTER FUNCTION windlass.claim_tasks RENAME TO gone")
                 await asyncio.Event().wait()
 
         with pytest.raises(asyncpg.UndefinedFunctionError):
             await serve_for_ever()
-    await connection.close()
 
     assert not limit.expired()
     assert "service.failed service=windlass-fetcher error=UndefinedFunctionError" in caplog.text
 
 
 def test_a_worker_waits_for_a_database_that_starts_later_than_it_does(
-    start: Start, tmp_path: Path
+    server: Server, way: str, start: Start, tmp_path: Path
 ) -> None:
-    server = Server(tmp_path / "server")
-    asyncio.run(enqueue(server.url, "short"))
+    asyncio.run(enqueue(way, "short"))
     server.release()
-    worker = start(url=server.url, settings=QUICK)
+    worker = start(url=way, settings=QUICK)
     until(lambda: worker.has_said("store.unavailable doing=open"))
     later = Server(tmp_path / "server")
     try:

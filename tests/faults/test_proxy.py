@@ -13,6 +13,7 @@ import pytest
 from faults.messages import COMMIT, When
 from faults.proxy import Effect, Point, Proxy, after, before, reply
 
+pytestmark = pytest.mark.needs_direct("tells sessions by their process, which a pooler hides")
 DEADLINE = 20.0  # seconds until a test gives up
 BROKEN = (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError)
 INSERT = "INSERT INTO public.note VALUES ($1)"

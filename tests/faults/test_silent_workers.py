@@ -4,11 +4,12 @@ import asyncio
 from contextlib import suppress
 from datetime import timedelta
 
+from contract.pgbouncer import store_options
 from contract.postgres_sessions import AT_ONCE, WORKER, add, claim
 from faults.proxy import Effect, Proxy, reply
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Pulse, Started
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 SHORT = timedelta(seconds=0.5)  # also of a lease that the silent worker may yet have prolonged
 
@@ -19,7 +20,7 @@ async def test_a_worker_that_falls_silent_in_its_report_is_rescued(
     await add(postgres_store)
     held = await claim(postgres_store, lease=SHORT)
     started = Started(held.token, held.tasks[0].id, held.tasks[0].generation, 0.5)
-    silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
+    silent = PostgresStore(store_options(proxy.url(database_url)))
     await silent.open()
     rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="start_tasks")
     reporting = asyncio.create_task(silent.start([started]))
@@ -39,7 +40,7 @@ async def test_a_worker_that_falls_silent_in_its_pulse_is_rescued(
     await add(postgres_store)
     held = await claim(postgres_store, lease=SHORT)
     pulse = Pulse(WORKER, [held.token], SHORT, running=1, idle=False, patience=SHORT)
-    silent = PostgresStore(PostgresOptions(url=proxy.url(database_url)))
+    silent = PostgresStore(store_options(proxy.url(database_url)))
     await silent.open()
     rule = proxy.at(reply("CommandComplete"), Effect.HALF_OPEN, text="-- pulse")
     pulsing = asyncio.create_task(silent.pulse(pulse))

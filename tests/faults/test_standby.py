@@ -13,7 +13,10 @@ from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 
-pytestmark = pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+pytestmark = [
+    pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
+    pytest.mark.needs_direct("which host is the primary is asked of the hosts themselves"),
+]
 LEASE = {"lease": 10, "heartbeat": 2}
 
 

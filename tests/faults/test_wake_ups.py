@@ -9,6 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from contract.postgres_sessions import (
     LEASE,
     Session,
@@ -108,16 +109,18 @@ class IdleWorker:
 
 
 @pytest.fixture
-async def store(sql_url: str) -> AsyncIterator[WatchedStore]:
-    store = WatchedStore(PostgresOptions(url=sql_url))
+async def store(database_url: str, direct_url: str | None) -> AsyncIterator[WatchedStore]:
+    store = WatchedStore(store_options(database_url, direct_url=direct_url))
     await store.open()
     yield store
     await store.close()
 
 
 @pytest.fixture
-async def sessions(sql_url: str) -> AsyncIterator[Sessions]:
-    sessions = Sessions(sql_url, sql_url, await asyncpg.connect(sql_url))
+async def sessions(
+    database_url: str, sql_url: str, watcher: asyncpg.Connection
+) -> AsyncIterator[Sessions]:
+    sessions = Sessions(database_url, sql_url, watcher)
     yield sessions
     await sessions.close()
 

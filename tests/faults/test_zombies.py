@@ -49,17 +49,17 @@ def contents(url: str) -> list[tuple[object, ...]]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_worker_that_comes_back_too_late_changes_nothing_and_says_so(
-    database_url: str, tmp_path: Path, start: Start, place: str
+    database_url: str, sql_url: str, tmp_path: Path, start: Start, place: str
 ) -> None:
     asyncio.run(enqueue(database_url, "long"))
     zombie = start(f"{place}=stop")
-    come_back(zombie, database_url, start)
-    before = contents(database_url)
+    come_back(zombie, sql_url, start)
+    before = contents(sql_url)
     until(lambda: zombie.has_said(PLACES[place]))
 
     assert zombie.stop() == 0
-    assert contents(database_url) == before
-    assert run(database_url, LEFT)[0][0] == 0
+    assert contents(sql_url) == before
+    assert run(sql_url, LEFT)[0][0] == 0
     (counted,) = re.findall(r"leases_lost=(\d+) settlements_lost=(\d+)", zombie.said())
     assert sum(map(int, counted)) >= 1
     # Only what was enqueued under a lease that held is there.
@@ -69,39 +69,39 @@ def test_a_worker_that_comes_back_too_late_changes_nothing_and_says_so(
 
 
 def test_a_thread_that_goes_on_after_its_lease_was_lost_changes_nothing(
-    database_url: str, tmp_path: Path, start: Start
+    database_url: str, sql_url: str, tmp_path: Path, start: Start
 ) -> None:
     asyncio.run(enqueue(database_url, "threaded"))
     zombie = start()
     until((tmp_path / "threaded.waits").exists)
     zombie.send(signal.SIGSTOP)
     (tmp_path / "threaded.go").touch()
-    come_back(zombie, database_url, start)
-    before = contents(database_url)
+    come_back(zombie, sql_url, start)
+    before = contents(sql_url)
     until(lambda: "refused 1" in (tmp_path / "ledger").read_text())
 
     assert zombie.stop() == 0
-    assert contents(database_url) == before
+    assert contents(sql_url) == before
     assert len(before) == 2  # the task, and the child of its second run
     assert "lease.lost" in zombie.said()
     assert zombie.said().count("loop.blocked") == 1
 
 
 def test_a_worker_that_only_waits_keeps_its_lease_and_writes_what_it_did(
-    database_url: str, tmp_path: Path, start: Start
+    database_url: str, sql_url: str, tmp_path: Path, start: Start
 ) -> None:
     """Not stopped but paused before its settlement: its heart beats on, so nobody takes its task."""
     asyncio.run(enqueue(database_url, "short"))
     paused = start("settle.before=pause")
     until((tmp_path / "settle.before").exists)
-    (granted,) = run(database_url, "SELECT expires_at FROM windlass.claim")
+    (granted,) = run(sql_url, "SELECT expires_at FROM windlass.claim")
     beside = start()
     over = "SELECT FROM windlass.claim WHERE clock_timestamp() > $1"
-    until(lambda: bool(run(database_url, over, granted[0])))
+    until(lambda: bool(run(sql_url, over, granted[0])))
     (tmp_path / "settle.before.go").touch()
-    until(lambda: run(database_url, LEFT)[0][0] == 0)
+    until(lambda: run(sql_url, LEFT)[0][0] == 0)
 
     assert [worker.stop() for worker in (paused, beside)] == [0, 0]
-    (row,) = run(database_url, "SELECT status::text, attempts, generation FROM windlass.tasks")
+    (row,) = run(sql_url, "SELECT status::text, attempts, generation FROM windlass.tasks")
     assert tuple(row) == ("completed", 1, 1)
     assert len((tmp_path / "ledger").read_text().splitlines()) == 1

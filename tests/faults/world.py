@@ -10,8 +10,10 @@ from uuid import UUID
 
 import asyncpg
 
-from contract.postgres_clock import PostgresClock
+from contract.pgbouncer import Pooler, store_options
+from contract.postgres_clock import REPLACE, PostgresClock
 from contract.postgres_empty import EMPTY
+from faults.carrying import Connection
 from faults.proxy import Proxy
 from windlass.model.task import (
     Claim,
@@ -22,7 +24,7 @@ from windlass.model.task import (
     Settlement,
     WorkerInfo,
 )
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 WORKER = UUID(int=1)
 OTHER_WORKER = UUID(int=2)
@@ -112,6 +114,12 @@ GROUP BY 1
 HAVING count(p.task_id) <> 1 OR count(l.id) <> 1
 """
 IS_THERE = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)"
+IS_ANYBODY_THERE = """
+SELECT EXISTS (
+    SELECT FROM pg_stat_activity
+    WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+)
+"""
 
 State = list[tuple[str, str]]
 
@@ -120,16 +128,15 @@ class World:
     """One database, a store through the proxy, one around it, and a clock that stands still."""
 
     def __init__(
-        self, url: str, *, proxy: Proxy, watcher: asyncpg.Connection, clock: PostgresClock
+        self, url: str, *, proxy: Proxy, watcher: asyncpg.Connection, pooler: Pooler | None
     ) -> None:
-        self.url = url
         self.proxy = proxy
-        self.watcher = watcher
-        self.around = PostgresStore(PostgresOptions(url=url, pool_size=2))
-        self.store = PostgresStore(
-            PostgresOptions(url=proxy.url(url), pool_size=2, auto_migrate=False)
-        )
-        self._clock = clock
+        self.watcher = watcher  # the only session that goes around a pooler
+        self.around = PostgresStore(store_options(url, pool_size=2))
+        self.store = PostgresStore(store_options(proxy.url(url), pool_size=2, auto_migrate=False))
+        self._url = url
+        self._pooler = pooler
+        self._clock = PostgresClock(watcher)
         self._numbers = itertools.count(1)
 
     async def reset(self) -> None:
@@ -170,10 +177,18 @@ class World:
         """Tasks that are not in exactly one place."""
         return [tuple(row) for row in await self.watcher.fetch(MISPLACED)]
 
-    async def gone(self, pid: int | None) -> None:
-        """Return once a session has ended, and with it whatever it had not committed."""
+    async def gone(self, cut: Connection) -> None:
+        """Return once its session has ended, and with it whatever it had not committed.
+
+        A pooler does not tell which session that was, so behind one all of them are ended.
+        """
         async with asyncio.timeout(DEADLINE):
-            while await self.watcher.fetchval(IS_THERE, pid):
+            if self._pooler is None:
+                asked: tuple[Any, ...] = (IS_THERE, cut.backend_pid)
+            else:
+                await self._pooler.close_sessions(self._url)
+                asked = (IS_ANYBODY_THERE,)
+            while await self.watcher.fetchval(*asked):
                 await asyncio.sleep(0.002)
 
     # What scenarios begin with, done around the proxy
@@ -204,23 +219,18 @@ class World:
 
 
 @asynccontextmanager
-async def world_of(url: str) -> AsyncIterator[World]:
+async def opened(world: World) -> AsyncIterator[World]:
     """Open a world on a migrated database of the test's own."""
-    watcher = await asyncpg.connect(url)
-    clock = await PostgresClock.install(url)
-    await clock.freeze(NOON)
-    async with Proxy(url) as proxy:
-        world = World(url, proxy=proxy, watcher=watcher, clock=clock)
-        try:
-            await world.around.open()
-            await world.around._history.prepare()
-            await world.store.open()
-            yield world
-        finally:
-            await world.store.close()
-            await world.around.close()
-            await clock.close()
-            await watcher.close()
+    await world.watcher.execute(REPLACE)
+    await world.at(0)
+    try:
+        await world.around.open()
+        await world.around._history.prepare()
+        await world.store.open()
+        yield world
+    finally:
+        await world.store.close()
+        await world.around.close()
 
 
 def request(limit: int = 10, *, alone: bool = False, worker: UUID = WORKER) -> ClaimRequest:
