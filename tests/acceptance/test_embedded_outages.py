@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from acceptance.embedded_users import (
     sessions_gone,
     wait_until,
 )
+from faults.noting import enqueue_in_the_end
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.embedded import EmbeddedServer, is_installed
@@ -116,18 +116,6 @@ def starts(directory: Path) -> int:
     return (directory / "postgres.log").read_text().count("starting PostgreSQL")
 
 
-async def enqueue_in_the_end(app: App) -> None:
-    """A session that ends under a call says so; the next call is to find the server again."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            await app.enqueue("note", {"n": 1})
-        except StoreUnavailable:
-            assert time.monotonic() < deadline
-        else:
-            return
-
-
 def end(directory: Path, request: signal.Signals) -> None:
     ending = set(processes_of(directory))
     os.kill(postmaster(directory), request)
@@ -143,7 +131,7 @@ async def test_a_server_that_ended_is_started_again_by_who_uses_it(
         before = postmaster(directory)
         await asyncio.to_thread(end, directory, request_)
 
-        await enqueue_in_the_end(app)
+        await enqueue_in_the_end(app, 1)
 
         assert postmaster(directory) != before
         assert (await handle.get()).status == "pending"
@@ -219,7 +207,7 @@ async def test_a_server_that_cannot_be_started_again_says_why_until_it_can(direc
         with pytest.raises(StoreUnavailable, match=r"(?s)ended at its start.*work_mem"):
             await asyncio.gather(*(app.enqueue("note", {"n": n}) for n in range(8)))
         settings.write_text("")
-        await enqueue_in_the_end(app)
+        await enqueue_in_the_end(app, 1)
 
 
 async def test_attempts_to_start_it_again_do_not_follow_each_other_at_once(directory: Path) -> None:

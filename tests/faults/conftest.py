@@ -9,6 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from acceptance.quick import QUICK
 from contract.pgbouncer import BEHIND_POOLER, Pooler
 from faults.processes import WorkerProcess
 from faults.proxy import Proxy
@@ -18,7 +19,6 @@ from windlass.store.postgres import claiming
 
 Start = Callable[..., WorkerProcess]
 FOR_EVER = 1e6  # seconds
-QUICK: dict[str, Any] = {"lease": 1.5, "heartbeat": 0.4, "sweep": 0.2, "leader_term": 1.0}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 DEADLINE = 60.0  # seconds until a test gives up on another process
 
 
-def until(said: Callable[[], bool], seconds: float = DEADLINE) -> None:
+def until(said: Callable[[], object], seconds: float = DEADLINE) -> None:
     """Return once it is so."""
     deadline = time.monotonic() + seconds
     while not said():

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import asyncpg
 
-from acceptance.embedded_users import wait_until
+from faults.processes import until
 from windlass.store.postgres import embedded_start
 from windlass.store.postgres.embedded import EmbeddedServer
 from windlass.store.postgres.embedded_start import Place
@@ -44,7 +44,7 @@ class Node:
         process_id = self.place.serving_process()
         assert process_id is not None
         os.kill(process_id, signal.SIGKILL)
-        wait_until(lambda: self.place.serving_process() is None)
+        until(lambda: self.place.serving_process() is None)
 
     @contextmanager
     def silent(self) -> Iterator[None]:

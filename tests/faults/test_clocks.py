@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from faults.conftest import QUICK, Start
+from acceptance.quick import QUICK
+from faults.conftest import Start
 from faults.looking import LEFT, run
 from faults.processes import until
 from faults.servers import Server

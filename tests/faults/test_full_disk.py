@@ -11,9 +11,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from acceptance.embedded_users import processes_of, sessions_gone, wait_until
+from acceptance.embedded_users import processes_of, sessions_gone
 from faults.disk import SmallDisk, small_disk
 from faults.noting import enqueue_in_the_end, noting_worker
+from faults.processes import until
 from windlass import App, ConfigurationError, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
 from windlass.store.postgres.store import PostgresStore
@@ -31,7 +32,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
         for process_id in processes_of(disk.folder / ".windlass"):  # of a test that failed
             os.kill(process_id, signal.SIGKILL)
-        wait_until(lambda: not processes_of(disk.folder / ".windlass"))
+        until(lambda: not processes_of(disk.folder / ".windlass"))
 
 
 @pytest.fixture
@@ -112,14 +113,14 @@ async def test_a_full_disk_refuses_tasks_and_what_was_acknowledged_runs_once(
     async with App(f"embedded:{directory}") as app:
         with noting_worker(tmp_path, f"embedded:{directory}", **LEASE) as worker:
             await app.enqueue("note", {"n": 0})
-            await asyncio.to_thread(wait_until, lambda: worker.ran() == [0])
+            await asyncio.to_thread(until, lambda: worker.ran() == [0])
             disk.fill()
             acknowledged = await enqueue_until_refused(app)
             disk.empty()
             await enqueue_in_the_end(app, 5000)
             acknowledged += [0, 5000]
 
-            await asyncio.to_thread(wait_until, lambda: len(worker.ran()) >= len(acknowledged))
+            await asyncio.to_thread(until, lambda: len(worker.ran()) >= len(acknowledged))
             await asyncio.to_thread(worker.drain)
 
     assert Counter(worker.ran()) == Counter(acknowledged)
@@ -132,18 +133,18 @@ async def test_a_server_that_a_full_disk_ended_comes_back_with_the_room(
         for n in range(100):
             await app.enqueue("note", {"n": n})
         with noting_worker(tmp_path, f"embedded:{directory}", concurrency=1, **LEASE) as worker:
-            await asyncio.to_thread(wait_until, lambda: len(worker.ran()) > 10)
+            await asyncio.to_thread(until, lambda: len(worker.ran()) > 10)
             disk.fill()
             await use_up_wal(await url_of(app))
-            await asyncio.to_thread(wait_until, lambda: "ended at its start" in worker.said())
+            await asyncio.to_thread(until, lambda: "ended at its start" in worker.said())
             await sessions_gone(app)
             with pytest.raises(StoreUnavailable, match=r"disk has [\d,]+ bytes left"):
                 await app.enqueue("note", {"n": 1000})
             disk.empty()
 
-            await asyncio.to_thread(wait_until, lambda: len(worker.ran()) >= 100)
+            await asyncio.to_thread(until, lambda: len(worker.ran()) >= 100)
             await enqueue_in_the_end(app, 100)
-            await asyncio.to_thread(wait_until, lambda: 100 in worker.ran())
+            await asyncio.to_thread(until, lambda: 100 in worker.ran())
             await asyncio.to_thread(worker.drain)
 
     assert Counter(worker.ran()) == Counter(range(101))

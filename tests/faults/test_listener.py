@@ -12,6 +12,7 @@ import pytest
 
 from contract.pgbouncer import BEHIND_POOLER, SESSIONS, Pooler, store_options
 from contract.postgres_sessions import LEASE, WORKER, add, worker_info
+from faults.conftest import FOR_EVER
 from faults.proxy import Proxy
 from faults.said import DEADLINE, Said
 from faults.servers import Server
@@ -22,7 +23,6 @@ from windlass.store.postgres.dial import Route
 from windlass.store.postgres.store import PostgresStore
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"  # where nothing listens
-FOR_EVER = 1e6  # seconds
 EVENTS = "listener."
 LISTENING = """
 SELECT pid FROM pg_stat_activity

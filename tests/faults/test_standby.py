@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from acceptance.embedded_users import wait_until
 from faults.noting import enqueue_in_the_end, noting_worker
+from faults.processes import until
 from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
 from windlass.store.postgres.embedded import is_installed
@@ -93,16 +93,16 @@ async def test_a_worker_whose_address_leads_to_a_standby_waits_until_it_is_promo
     async with App(url) as app:
         with noting_worker(tmp_path, url, **LEASE) as worker:
             await app.enqueue("note", {"n": 0})
-            await asyncio.to_thread(wait_until, lambda: worker.ran() == [0])
+            await asyncio.to_thread(until, lambda: worker.ran() == [0])
             servers.move_address(servers.standby)
             servers.primary.kill()
             await asyncio.to_thread(
-                wait_until, lambda: worker.said().count("takes no writes: it is a standby") > 3
+                until, lambda: worker.said().count("takes no writes: it is a standby") > 3
             )
             await servers.promote()
 
             await enqueue_in_the_end(app, 1)
-            await asyncio.to_thread(wait_until, lambda: worker.ran() == [0, 1])
+            await asyncio.to_thread(until, lambda: worker.ran() == [0, 1])
             await asyncio.to_thread(worker.drain)
 
 
@@ -124,7 +124,7 @@ async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
     async with App(url) as app:
         with noting_worker(tmp_path, url, concurrency=2, **LEASE) as worker:
             await enqueue(app, range(200))
-            await asyncio.to_thread(wait_until, lambda: len(worker.ran()) > 20)
+            await asyncio.to_thread(until, lambda: len(worker.ran()) > 20)
             servers.primary.kill()
             await enqueue(app, range(200, 210))
             await servers.promote()
@@ -132,7 +132,7 @@ async def test_workers_and_clients_follow_a_failover_and_lose_nothing(
             await enqueue(app, range(301, 400))
 
             wanted = {*acknowledged, 300}
-            await asyncio.to_thread(wait_until, lambda: wanted <= set(worker.ran()))
+            await asyncio.to_thread(until, lambda: wanted <= set(worker.ran()))
             await asyncio.to_thread(worker.drain)
 
     assert set(range(200)) <= wanted

@@ -19,6 +19,7 @@ from contract.postgres_sessions import (
     request,
     worker_info,
 )
+from faults.conftest import FOR_EVER
 from faults.said import DEADLINE
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
 from windlass.runtime import fetcher
@@ -27,7 +28,6 @@ from windlass.service import Stop, stop_task
 from windlass.store.postgres import enqueueing
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
-FOR_EVER = 1e6  # seconds
 POLL = 0.2  # seconds
 
 
