@@ -13,8 +13,8 @@ from acceptance.quick import QUICK
 from contract.pgbouncer import BEHIND_POOLER, Pooler
 from faults.processes import WorkerProcess
 from faults.proxy import Proxy
+from faults.scene import Scene, opened
 from faults.servers import Server
-from faults.world import World, opened
 from windlass.store.postgres import claiming
 
 Start = Callable[..., WorkerProcess]
@@ -37,18 +37,18 @@ async def proxy(tested_server_url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def world(
+async def scene(
     database_url: str,
     proxy: Proxy,
     watcher: asyncpg.Connection,
     suite_pooler: Pooler | None,
     monkeypatch: pytest.MonkeyPatch,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Scene]:
     # What a store does by itself would come between the call and the proxy.
     monkeypatch.setattr(claiming, "LOOK_BEHIND_EVERY", FOR_EVER)
-    world = World(database_url, proxy=proxy, watcher=watcher, pooler=suite_pooler)
-    async with opened(world):
-        yield world
+    scene = Scene(database_url, proxy=proxy, watcher=watcher, pooler=suite_pooler)
+    async with opened(scene):
+        yield scene
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from typing import Any
 
 from faults.proxy import Point
 from faults.scenarios import ANYTHING, SAME, Call, Scenario
-from faults.world import DEADLINE, State, World
+from faults.scene import DEADLINE, Scene, State
 from windlass.model.errors import StoreUnavailable
 
 
@@ -19,28 +19,28 @@ class Course:
         self.told = told
 
 
-async def prepared(world: World, scenario: Scenario) -> Call:
-    await world.reset()
-    call = await scenario.prepare(world)
-    await world.pass_time(scenario.seconds_later)
-    await (world.chill() if scenario.is_first else world.warm())
+async def prepared(scene: Scene, scenario: Scenario) -> Call:
+    await scene.reset()
+    call = await scenario.prepare(scene)
+    await scene.pass_time(scenario.seconds_later)
+    await (scene.chill() if scenario.is_first else scene.warm())
     return call
 
 
-async def undisturbed(world: World, scenario: Scenario) -> Course:
+async def undisturbed(scene: Scene, scenario: Scenario) -> Course:
     # Once before, so that the driver knows the types when it is recorded.
-    await (await prepared(world, scenario))(world.store, False)
-    call = await prepared(world, scenario)
-    before = await world.state()
-    with world.proxy.recording() as recording:
-        told = await call(world.store, False)
-    assert not await world.misplaced()
-    return Course(recording.points(scenario.about), before, await world.state(), told)
+    await (await prepared(scene, scenario))(scene.store, False)
+    call = await prepared(scene, scenario)
+    before = await scene.state()
+    with scene.proxy.recording() as recording:
+        told = await call(scene.store, False)
+    assert not await scene.misplaced()
+    return Course(recording.points(scenario.about), before, await scene.state(), told)
 
 
-async def check_all_or_nothing(world: World, scenario: Scenario, course: Course, told: Any) -> None:
-    assert not await world.misplaced()
-    state = await world.state()
+async def check_all_or_nothing(scene: Scene, scenario: Scenario, course: Course, told: Any) -> None:
+    assert not await scene.misplaced()
+    state = await scene.state()
     if told is not StoreUnavailable:
         assert told == course.told
         assert state == course.after
@@ -48,17 +48,17 @@ async def check_all_or_nothing(world: World, scenario: Scenario, course: Course,
         assert state in (course.before, course.after)
 
 
-async def check_repeated(world: World, scenario: Scenario, course: Course, call: Call) -> None:
-    was_done = await world.state() == course.after
+async def check_repeated(scene: Scene, scenario: Scenario, course: Course, call: Call) -> None:
+    was_done = await scene.state() == course.after
     is_other = scenario.if_done is ANYTHING or (was_done and scenario.if_done is not SAME)
     expected = scenario.if_done if is_other else course.told
     async with asyncio.timeout(DEADLINE):
         try:
-            told = await call(world.store, True)
+            told = await call(scene.store, True)
         except Exception as error:
             if type(error) is not expected:
                 raise
             told = type(error)
     assert expected is ANYTHING or told == expected
-    assert await world.state() == course.after
-    assert not await world.misplaced()
+    assert await scene.state() == course.after
+    assert not await scene.misplaced()

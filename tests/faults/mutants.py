@@ -57,7 +57,7 @@ RETURNING l.term
 
 
 @dataclass(slots=True)
-class World:
+class Engine:
     """A store of which everything is recorded, and sessions beside it."""
 
     store: PostgresStore
@@ -104,100 +104,100 @@ class World:
 # Runs
 
 
-async def a_zombie_settles(world: World) -> None:
+async def a_zombie_settles(engine: Engine) -> None:
     """A worker is stopped until its claim was rescued and granted anew, and then goes on."""
-    await add(world.store)
-    zombie = await world.granted(WORKER)
-    await world.sessions.advance(LEASE + SECOND)
-    await world.rescue()
-    owner = await world.granted(OTHER_WORKER)
+    await add(engine.store)
+    zombie = await engine.granted(WORKER)
+    await engine.sessions.advance(LEASE + SECOND)
+    await engine.rescue()
+    owner = await engine.granted(OTHER_WORKER)
 
-    await world.settle(zombie, Outcome.COMPLETED)
-    await world.settle(owner, Outcome.COMPLETED)
+    await engine.settle(zombie, Outcome.COMPLETED)
+    await engine.settle(owner, Outcome.COMPLETED)
 
 
-async def a_settlement_is_repeated(world: World) -> None:
+async def a_settlement_is_repeated(engine: Engine) -> None:
     """The answer to a release was lost, so it is sent again; the task has another owner by then."""
-    await add(world.store, 2)
-    claim = await world.granted(WORKER)
-    await world.settle(claim, Outcome.RELEASED)
-    await world.granted(OTHER_WORKER)
+    await add(engine.store, 2)
+    claim = await engine.granted(WORKER)
+    await engine.settle(claim, Outcome.RELEASED)
+    await engine.granted(OTHER_WORKER)
 
-    await world.settle(claim, Outcome.RELEASED)
-    await world.settle(claim, Outcome.COMPLETED, place=1)
+    await engine.settle(claim, Outcome.RELEASED)
+    await engine.settle(claim, Outcome.COMPLETED, place=1)
 
 
-async def a_claim_is_extended_at_the_last_moment(world: World) -> None:
+async def a_claim_is_extended_at_the_last_moment(engine: Engine) -> None:
     """A rescue sees an expired claim while the heartbeat that prolonged it has yet to commit."""
-    await add(world.store)
-    claim = await world.granted(WORKER)
-    await world.sessions.advance(LEASE - 10 * SECOND)
-    heart = await world.sessions.begin()
+    await add(engine.store)
+    claim = await engine.granted(WORKER)
+    await engine.sessions.advance(LEASE - 10 * SECOND)
+    heart = await engine.sessions.begin()
     await heart.store.pulse(Pulse(WORKER, [claim.token], LEASE, running=1, idle=False))
-    await world.sessions.advance(LEASE + SECOND)
+    await engine.sessions.advance(LEASE + SECOND)
 
-    sweep = asyncio.ensure_future(world.rescue())
-    await world.until_done_or_blocked(sweep, heart)
+    sweep = asyncio.ensure_future(engine.rescue())
+    await engine.until_done_or_blocked(sweep, heart)
     await heart.commit()
     await sweep
-    await world.claim(OTHER_WORKER)
-    await world.settle(claim, Outcome.COMPLETED)
+    await engine.claim(OTHER_WORKER)
+    await engine.settle(claim, Outcome.COMPLETED)
 
 
-async def sessions_are_cut_after_the_answer(world: World, store: PostgresStore) -> None:
+async def sessions_are_cut_after_the_answer(engine: Engine, store: PostgresStore) -> None:
     """A client is told that its task is enqueued; then every connection breaks."""
-    intent = world.client.invoke("resize")
+    intent = engine.client.invoke("resize")
     (answer,) = await store.enqueue([new_task(tags=(intent,))])
-    world.client.ok(intent, answer.id)
-    await world.sessions.watcher.execute(TERMINATE)
+    engine.client.ok(intent, answer.id)
+    await engine.sessions.watcher.execute(TERMINATE)
 
 
-async def acknowledged(world: World) -> None:
-    await sessions_are_cut_after_the_answer(world, world.store)
+async def acknowledged(engine: Engine) -> None:
+    await sessions_are_cut_after_the_answer(engine, engine.store)
 
 
-async def acknowledged_before_commit(world: World) -> None:
-    session = await world.sessions.begin()
-    await sessions_are_cut_after_the_answer(world, session.store)
+async def acknowledged_before_commit(engine: Engine) -> None:
+    session = await engine.sessions.begin()
+    await sessions_are_cut_after_the_answer(engine, session.store)
 
 
-async def two_stand_for_election(world: World, statement: str | None = None) -> None:
+async def two_stand_for_election(engine: Engine, statement: str | None = None) -> None:
     """The second candidate asks while the first has won and has yet to commit."""
-    first = await world.sessions.begin()
+    first = await engine.sessions.begin()
     if statement is not None:
-        for store in (first.store, world.store):
+        for store in (first.store, engine.store):
             assert "FOR UPDATE" in store._sql.statement("lead")
             store._sql._statements["lead"] = statement
     await first.store.lead(WORKER, current=None, term=TERM)
-    second = await world.sessions.blocked(
-        world.store.lead(OTHER_WORKER, current=None, term=timedelta(minutes=1)), by=first
+    second = await engine.sessions.blocked(
+        engine.store.lead(OTHER_WORKER, current=None, term=timedelta(minutes=1)), by=first
     )
     await first.commit()
     await second
 
 
-async def two_stand_and_look_first(world: World) -> None:
-    await two_stand_for_election(world, NOT_EXISTS)
+async def two_stand_and_look_first(engine: Engine) -> None:
+    await two_stand_for_election(engine, NOT_EXISTS)
 
 
 # What is broken
 
 
-async def fence_off(world: World) -> None:
-    await world.rewrite("settle_tasks", (FENCE, NO_FENCE), GENERATION)
+async def fence_off(engine: Engine) -> None:
+    await engine.rewrite("settle_tasks", (FENCE, NO_FENCE), GENERATION)
 
 
-async def generation_off(world: World) -> None:
-    await world.rewrite("settle_tasks", GENERATION)
+async def generation_off(engine: Engine) -> None:
+    await engine.rewrite("settle_tasks", GENERATION)
 
 
-async def expiry_not_rechecked(world: World) -> None:
-    await world.rewrite(
+async def expiry_not_rechecked(engine: Engine) -> None:
+    await engine.rewrite(
         "rescue_claims", (RECHECK, "    LOOP"), (LOCK_TIMEOUT, "SET lock_timeout TO 0")
     )
 
 
-async def nothing(world: World) -> None:
+async def nothing(engine: Engine) -> None:
     """The run itself is what is broken."""
 
 
@@ -205,10 +205,10 @@ async def nothing(world: World) -> None:
 class Mutant:
     """What is broken, what happens then, what happens otherwise, and who finds out."""
 
-    breaks: Callable[[World], Awaitable[None]]
-    run: Callable[[World], Awaitable[None]]
+    breaks: Callable[[Engine], Awaitable[None]]
+    run: Callable[[Engine], Awaitable[None]]
     rule: str
-    unbroken: Callable[[World], Awaitable[None]] | None = None
+    unbroken: Callable[[Engine], Awaitable[None]] | None = None
 
 
 MUTANTS = {

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from faults.world import (
+from faults.scene import (
     LEASE,
     NOON,
     OTHER_WORKER,
     TERM,
     WORKER,
-    World,
+    Scene,
     request,
     settlements,
     worker_info,
@@ -36,7 +36,7 @@ from windlass.store.postgres.store import PostgresStore
 
 # A call, told whether it is the second of its kind.
 Call = Callable[[PostgresStore, bool], Awaitable[Any]]
-Prepare = Callable[[World], Awaitable[Call]]
+Prepare = Callable[[Scene], Awaitable[Call]]
 
 
 class _Same:
@@ -89,29 +89,29 @@ def scenario(
 
 
 @scenario("enqueue")
-async def enqueue(world: World) -> Call:
-    tasks = [world.new_task(), world.new_task(delay=60.0), world.new_task(idempotency_key="a")]
+async def enqueue(scene: Scene) -> Call:
+    tasks = [scene.new_task(), scene.new_task(delay=60.0), scene.new_task(idempotency_key="a")]
     return lambda store, again: store.enqueue(tasks, repeated=again)
 
 
 @scenario("enqueue")
-async def enqueue_with_a_key_alone(world: World) -> Call:
-    tasks = [world.new_task(idempotency_key="a")]
+async def enqueue_with_a_key_alone(scene: Scene) -> Call:
+    tasks = [scene.new_task(idempotency_key="a")]
     return lambda store, again: store.enqueue(tasks, repeated=again)
 
 
 @scenario("enqueue")
-async def enqueue_for_a_handler(world: World) -> Call:
-    await world.add()
-    claim = await world.claim()
+async def enqueue_for_a_handler(scene: Scene) -> Call:
+    await scene.add()
+    claim = await scene.claim()
     fence = Fence(claim.token, claim.tasks[0].id, claim.tasks[0].generation)
-    child = world.new_task()
+    child = scene.new_task()
     return lambda store, again: store.enqueue([child], fence=fence, repeated=again)
 
 
 @scenario("enqueue")
-async def enqueue_more_than_one_statement_takes(world: World) -> Call:
-    tasks = [world.new_task(idempotency_key=key) for key in ("b", "c", "a")]
+async def enqueue_more_than_one_statement_takes(scene: Scene) -> Call:
+    tasks = [scene.new_task(idempotency_key=key) for key in ("b", "c", "a")]
 
     async def call(store: PostgresStore, again: bool) -> Any:
         whole, enqueueing.ENQUEUE_CHUNK = enqueueing.ENQUEUE_CHUNK, 2
@@ -124,13 +124,13 @@ async def enqueue_more_than_one_statement_takes(world: World) -> Call:
 
 
 @scenario("type_defaults")
-async def type_defaults(world: World) -> Call:
-    await world.around.register_types([TypeDefaults("resize", "bulk", 5)])
+async def type_defaults(scene: Scene) -> Call:
+    await scene.around.register_types([TypeDefaults("resize", "bulk", 5)])
     return lambda store, again: store.type_defaults("resize")
 
 
 @scenario("register_types")
-async def register_types(world: World) -> Call:
+async def register_types(scene: Scene) -> Call:
     types = [TypeDefaults("resize", retention=timedelta(days=1)), TypeDefaults("crop")]
     return lambda store, again: store.register_types(types)
 
@@ -146,40 +146,40 @@ async def _claim(store: PostgresStore, *, alone: bool = False) -> Any:
 
 # The claim whose answer was lost holds the tasks until its lease is over.
 @scenario("claim", if_done=tuple(ClaimAnswer(None)))
-async def claim(world: World) -> Call:
-    await world.add(3)
-    await world.add(1, priority=50)
+async def claim(scene: Scene) -> Call:
+    await scene.add(3)
+    await scene.add(1, priority=50)
     return lambda store, again: _claim(store)
 
 
 @scenario("claim", if_done=tuple(ClaimAnswer(None)), is_first=True)
-async def claim_on_a_new_connection(world: World) -> Call:
-    return await claim(world)
+async def claim_on_a_new_connection(scene: Scene) -> Call:
+    return await claim(scene)
 
 
 @scenario("claim", if_done=tuple(ClaimAnswer(None)))
-async def claim_a_suspect(world: World) -> Call:
-    await world.add()
+async def claim_a_suspect(scene: Scene) -> Call:
+    await scene.add()
     for turn in (1, 2):
-        await world.claim()
-        await world.at(60 * turn)
-        await world.around.rescue(10)
+        await scene.claim()
+        await scene.at(60 * turn)
+        await scene.around.rescue(10)
     return lambda store, again: _claim(store, alone=True)
 
 
 @scenario("start")
-async def start(world: World) -> Call:
-    await world.add(2)
-    claim = await world.claim()
+async def start(scene: Scene) -> Call:
+    await scene.add(2)
+    claim = await scene.claim()
     started = [Started(claim.token, task.id, task.generation, 0.5) for task in claim.tasks]
     return lambda store, again: store.start(started)
 
 
 @scenario("requested_cancellations")
-async def requested_cancellations(world: World) -> Call:
-    ids = await world.add(2)
-    await world.claim()
-    await world.around.cancel(ids[0], "no more")
+async def requested_cancellations(scene: Scene) -> Call:
+    ids = await scene.add(2)
+    await scene.claim()
+    await scene.around.cancel(ids[0], "no more")
     return lambda store, again: store.requested_cancellations(ids)
 
 
@@ -187,9 +187,9 @@ async def requested_cancellations(world: World) -> Call:
 
 
 @scenario("settle", if_done=[Answer.ALREADY] * 4)
-async def settle(world: World) -> Call:
-    await world.add(4)
-    claim = await world.claim()
+async def settle(scene: Scene) -> Call:
+    await scene.add(4)
+    claim = await scene.claim()
     outcomes = (Outcome.COMPLETED, Outcome.RETRIED, Outcome.DEAD, Outcome.RELEASED)
     ends = [
         settlements(claim, outcome, delay=5.0 if outcome is Outcome.RETRIED else 0.0)[place]
@@ -199,17 +199,17 @@ async def settle(world: World) -> Call:
 
 
 @scenario("settle", if_done=[Answer.ALREADY], about="settle_tasks", in_steps=True)
-async def settle_where_there_is_no_place_yet(world: World) -> Call:
-    await world.add(retention=timedelta(days=40))
-    claim = await world.claim()
-    await _drop_partitions(world, beyond=timedelta(days=10))
+async def settle_where_there_is_no_place_yet(scene: Scene) -> Call:
+    await scene.add(retention=timedelta(days=40))
+    claim = await scene.claim()
+    await _drop_partitions(scene, beyond=timedelta(days=10))
     return lambda store, again: store.settle(settlements(claim, Outcome.COMPLETED))
 
 
 @scenario("held")
-async def held(world: World) -> Call:
-    await world.add(2)
-    ends = settlements(await world.claim(), Outcome.COMPLETED)
+async def held(scene: Scene) -> Call:
+    await scene.add(2)
+    ends = settlements(await scene.claim(), Outcome.COMPLETED)
     return lambda store, again: store.held(ends)
 
 
@@ -217,24 +217,24 @@ async def held(world: World) -> Call:
 
 
 @scenario("register")
-async def register(world: World) -> Call:
+async def register(scene: Scene) -> Call:
     return lambda store, again: store.register(worker_info(), lease=LEASE)
 
 
 @scenario("pulse")
-async def pulse(world: World) -> Call:
-    return await _pulse(world, timedelta(0))
+async def pulse(scene: Scene) -> Call:
+    return await _pulse(scene, timedelta(0))
 
 
 @scenario("pulse")
-async def pulse_with_patience(world: World) -> Call:
-    return await _pulse(world, timedelta(seconds=1))
+async def pulse_with_patience(scene: Scene) -> Call:
+    return await _pulse(scene, timedelta(seconds=1))
 
 
-async def _pulse(world: World, patience: timedelta) -> Call:
-    await world.around.register(worker_info(), lease=LEASE)
-    await world.add()
-    token = (await world.claim()).token
+async def _pulse(scene: Scene, patience: timedelta) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
+    await scene.add()
+    token = (await scene.claim()).token
     asked = Pulse(WORKER, [token], LEASE, 1, idle=False, patience=patience)
 
     async def call(store: PostgresStore, again: bool) -> Any:
@@ -245,14 +245,14 @@ async def _pulse(world: World, patience: timedelta) -> Call:
 
 
 @scenario("set_idle")
-async def set_idle(world: World) -> Call:
-    await world.around.register(worker_info(), lease=LEASE)
+async def set_idle(scene: Scene) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
     return lambda store, again: store.set_idle(WORKER, True)
 
 
 @scenario("deregister")
-async def deregister(world: World) -> Call:
-    await world.around.register(worker_info(), lease=LEASE)
+async def deregister(scene: Scene) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
     return lambda store, again: store.deregister(WORKER)
 
 
@@ -260,81 +260,81 @@ async def deregister(world: World) -> Call:
 
 
 @scenario("cancel", if_done=CancelAnswer.ENDED)
-async def cancel_a_waiting_task(world: World) -> Call:
-    (task_id,) = await world.add()
+async def cancel_a_waiting_task(scene: Scene) -> Call:
+    (task_id,) = await scene.add()
     return lambda store, again: store.cancel(task_id, "no more")
 
 
 @scenario("cancel")
-async def cancel_a_claimed_task(world: World) -> Call:
-    (task_id,) = await world.add()
-    await world.claim()
+async def cancel_a_claimed_task(scene: Scene) -> Call:
+    (task_id,) = await scene.add()
+    await scene.claim()
     return lambda store, again: store.cancel(task_id, "no more")
 
 
 @scenario("change")
-async def change(world: World) -> Call:
-    (task_id,) = await world.add()
+async def change(scene: Scene) -> Call:
+    (task_id,) = await scene.add()
     return lambda store, again: store.change(task_id, Change(priority=90, queue="bulk", delay=60))
 
 
 @scenario("retry", if_done=WrongState)
-async def retry(world: World) -> Call:
-    task_id = await world.bury(Outcome.DEAD)
+async def retry(scene: Scene) -> Call:
+    task_id = await scene.bury(Outcome.DEAD)
     return lambda store, again: store.retry(task_id)
 
 
 @scenario("pause")
-async def pause(world: World) -> Call:
+async def pause(scene: Scene) -> Call:
     return lambda store, again: store.pause("default")
 
 
 @scenario("resume", if_done=False)
-async def resume(world: World) -> Call:
-    await world.around.pause("default")
+async def resume(scene: Scene) -> Call:
+    await scene.around.pause("default")
     return lambda store, again: store.resume("default")
 
 
 @scenario("get")
-async def get(world: World) -> Call:
-    (task_id,) = await world.add()
+async def get(scene: Scene) -> Call:
+    (task_id,) = await scene.add()
     return lambda store, again: store.get(task_id)
 
 
 @scenario("ended")
-async def ended(world: World) -> Call:
-    ids = [await world.bury(Outcome.COMPLETED), await world.bury(Outcome.DEAD), *await world.add()]
+async def ended(scene: Scene) -> Call:
+    ids = [await scene.bury(Outcome.COMPLETED), await scene.bury(Outcome.DEAD), *await scene.add()]
     return lambda store, again: store.ended(ids)
 
 
 @scenario("tasks")
-async def tasks(world: World) -> Call:
-    await world.bury(Outcome.FAILED)
-    await world.add(2)
+async def tasks(scene: Scene) -> Call:
+    await scene.bury(Outcome.FAILED)
+    await scene.add(2)
     wanted = TaskFilter((TaskState.PENDING, TaskState.FAILED))
     return lambda store, again: store.tasks(wanted)
 
 
 @scenario("queues")
-async def queues(world: World) -> Call:
-    await world.add(2)
+async def queues(scene: Scene) -> Call:
+    await scene.add(2)
     return lambda store, again: store.queues()
 
 
 @scenario("now")
-async def now(world: World) -> Call:
+async def now(scene: Scene) -> Call:
     return lambda store, again: store.now()
 
 
 @scenario("workers")
-async def workers(world: World) -> Call:
-    await world.around.register(worker_info(), lease=LEASE)
+async def workers(scene: Scene) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
     return lambda store, again: store.workers()
 
 
 @scenario("has_work")
-async def has_work(world: World) -> Call:
-    await world.add()
+async def has_work(scene: Scene) -> Call:
+    await scene.add()
     return lambda store, again: store.has_work(["resize"], None)
 
 
@@ -343,96 +343,96 @@ async def has_work(world: World) -> Call:
 
 # Whoever does not know that it was elected is not: the seat is free again when the term is over.
 @scenario("lead", if_done=None)
-async def lead(world: World) -> Call:
+async def lead(scene: Scene) -> Call:
     return lambda store, again: store.lead(WORKER, current=None, term=TERM)
 
 
 @scenario("lead")
-async def lead_on(world: World) -> Call:
-    leadership = await world.lead()
+async def lead_on(scene: Scene) -> Call:
+    leadership = await scene.lead()
     return lambda store, again: store.lead(WORKER, current=leadership, term=TERM)
 
 
 @scenario("resign")
-async def resign(world: World) -> Call:
-    leadership = await world.lead()
+async def resign(scene: Scene) -> Call:
+    leadership = await scene.lead()
     return lambda store, again: store.resign(leadership)
 
 
 @scenario("promote", if_done=0, seconds_later=10.0)
-async def promote(world: World) -> Call:
-    await world.add(2, delay=5.0)
-    leadership = await world.lead()
+async def promote(scene: Scene) -> Call:
+    await scene.add(2, delay=5.0)
+    leadership = await scene.lead()
     return lambda store, again: store.promote(10, leadership=leadership)
 
 
 @scenario("promote", if_done=0, seconds_later=5.5)
-async def promote_for_a_leader_that_is_late(world: World) -> Call:
-    await world.add(2, delay=5.0)
+async def promote_for_a_leader_that_is_late(scene: Scene) -> Call:
+    await scene.add(2, delay=5.0)
     return lambda store, again: store.promote(10, just_due=True)
 
 
 @scenario("rescue", if_done=Rescued(), seconds_later=60.0)
-async def rescue(world: World) -> Call:
-    await world.add(3)
-    claim = await world.claim()
-    await world.around.start(
+async def rescue(scene: Scene) -> Call:
+    await scene.add(3)
+    claim = await scene.claim()
+    await scene.around.start(
         [Started(claim.token, task.id, task.generation, 0.5) for task in claim.tasks[:1]]
     )
-    await world.around.cancel(claim.tasks[1].id, "no more")
-    leadership = await world.lead()
+    await scene.around.cancel(claim.tasks[1].id, "no more")
+    leadership = await scene.lead()
     return lambda store, again: store.rescue(10, leadership=leadership)
 
 
 @scenario("remove_dead_workers", if_done=[], seconds_later=600.0)
-async def remove_dead_workers(world: World) -> Call:
-    await world.around.register(worker_info(), lease=LEASE)
-    await world.around.register(worker_info(OTHER_WORKER), lease=LEASE)
-    leadership = await world.lead()
+async def remove_dead_workers(scene: Scene) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
+    await scene.around.register(worker_info(OTHER_WORKER), lease=LEASE)
+    leadership = await scene.lead()
     return lambda store, again: store.remove_dead_workers(leadership=leadership)
 
 
 @scenario("tidy", if_done=ANYTHING, seconds_later=3500.0, in_steps=True)
-async def tidy(world: World) -> Call:
-    leadership = await world.lead()
-    ids = await world.add(2)
+async def tidy(scene: Scene) -> Call:
+    leadership = await scene.lead()
+    ids = await scene.add(2)
     # Asked for, and yet it came back: what a crash between the two leaves behind.
-    await world.watcher.execute(
+    await scene.watcher.execute(
         "INSERT INTO windlass.cancel_request VALUES ($1, 'no more', windlass.clock())", ids[0]
     )
-    await world.watcher.execute(
+    await scene.watcher.execute(
         "INSERT INTO windlass.lane SELECT lane, queue, type, priority, kind FROM windlass.lane"
     )
-    await world.watcher.execute("UPDATE windlass.lane SET listed_at = $1", NOON)
+    await scene.watcher.execute("UPDATE windlass.lane SET listed_at = $1", NOON)
     return lambda store, again: store.tidy(leadership=leadership)
 
 
 @scenario("prepare_history", if_done=ANYTHING, in_steps=True)
-async def prepare_history(world: World) -> Call:
-    leadership = await world.lead()
-    await _drop_partitions(world, beyond=timedelta(days=8))
+async def prepare_history(scene: Scene) -> Call:
+    leadership = await scene.lead()
+    await _drop_partitions(scene, beyond=timedelta(days=8))
     return lambda store, again: store.prepare_history(leadership=leadership)
 
 
 @scenario("retain", if_done=ANYTHING, in_steps=True)
-async def retain(world: World) -> Call:
-    leadership = await world.lead()
-    await world.bury(Outcome.DEAD)
-    await world.watcher.execute(
+async def retain(scene: Scene) -> Call:
+    leadership = await scene.lead()
+    await scene.bury(Outcome.DEAD)
+    await scene.watcher.execute(
         "SET session_replication_role = replica; "
         "UPDATE windlass.dead SET drop_on = '2027-01-01'; "
         "SET session_replication_role = DEFAULT"
     )
-    await world.watcher.execute("SELECT windlass.add_history_partition('2027-01-01', '2027-01-02')")
+    await scene.watcher.execute("SELECT windlass.add_history_partition('2027-01-01', '2027-01-02')")
     return lambda store, again: store.retain(leadership=leadership)
 
 
-async def _drop_partitions(world: World, *, beyond: timedelta) -> None:
+async def _drop_partitions(scene: Scene, *, beyond: timedelta) -> None:
     first = (NOON + beyond).strftime("history_%Y%m%d")
-    names = await world.watcher.fetch(
+    names = await scene.watcher.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace = 'windlass'::regnamespace "
         "AND relkind = 'r' AND relname LIKE 'history_%' AND relname >= $1",
         first,
     )
     for (name,) in names:
-        await world.watcher.execute(f"DROP TABLE windlass.{name}")
+        await scene.watcher.execute(f"DROP TABLE windlass.{name}")

@@ -11,7 +11,7 @@ import pytest
 from acceptance.quick import QUICK
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
-from faults.world import DEADLINE, OTHER_WORKER, World, request
+from faults.scene import DEADLINE, OTHER_WORKER, Scene, request
 from windlass import App, StoreUnavailable
 from windlass.model.task import Rescued
 
@@ -74,38 +74,38 @@ async def test_an_enqueue_whose_database_stays_away_says_so_and_is_written_once_
 
 
 async def test_tasks_of_a_claim_whose_answer_was_lost_come_back_and_are_held_by_one(
-    world: World,
+    scene: Scene,
 ) -> None:
-    ids = await world.add(3)
-    world.proxy.at(after(COMMIT), text="-- claim_tasks")
+    ids = await scene.add(3)
+    scene.proxy.at(after(COMMIT), text="-- claim_tasks")
     with pytest.raises(StoreUnavailable):
-        await world.store.claim(request())
-    assert (await world.store.claim(request())).claim is None
-    assert (await world.around.claim(request(worker=OTHER_WORKER))).claim is None
+        await scene.store.claim(request())
+    assert (await scene.store.claim(request())).claim is None
+    assert (await scene.around.claim(request(worker=OTHER_WORKER))).claim is None
 
-    await world.pass_time(60)
-    assert await world.around.rescue(10) == Rescued(claims=1, returned=3)
-    first = await world.store.claim(request(2))
-    second = await world.around.claim(request(worker=OTHER_WORKER))
+    await scene.pass_time(60)
+    assert await scene.around.rescue(10) == Rescued(claims=1, returned=3)
+    first = await scene.store.claim(request(2))
+    second = await scene.around.claim(request(worker=OTHER_WORKER))
 
     assert first.claim is not None
     assert second.claim is not None
     granted = [task for claim in (first.claim, second.claim) for task in claim.tasks]
     assert sorted(task.id for task in granted) == ids
     assert {task.attempts for task in granted} == {0}
-    assert not await world.misplaced()
+    assert not await scene.misplaced()
 
 
-async def test_a_task_that_became_ready_behind_a_lost_claim_is_found(world: World) -> None:
+async def test_a_task_that_became_ready_behind_a_lost_claim_is_found(scene: Scene) -> None:
     """Where the reader of a lane stands is not known after a claim that was lost."""
-    await world.add(2)
-    await world.store.claim(request())
-    late = await world.add(1)
-    world.proxy.at(before(COMMIT), text="-- claim_tasks")
+    await scene.add(2)
+    await scene.store.claim(request())
+    late = await scene.add(1)
+    scene.proxy.at(before(COMMIT), text="-- claim_tasks")
     with pytest.raises(StoreUnavailable):
-        await world.store.claim(request())
+        await scene.store.claim(request())
 
-    answer = await world.store.claim(request())
+    answer = await scene.store.claim(request())
 
     assert answer.claim is not None
     assert [task.id for task in answer.claim.tasks] == late

@@ -10,7 +10,7 @@ import pytest
 from contract.pgbouncer import store_options
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
-from faults.world import DEADLINE
+from faults.scene import DEADLINE
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import store as store_module

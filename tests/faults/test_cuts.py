@@ -11,7 +11,7 @@ from faults.courses import Course, check_all_or_nothing, check_repeated, prepare
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, after, before
 from faults.scenarios import SCENARIOS, Scenario
-from faults.world import DEADLINE, World
+from faults.scene import DEADLINE, Scene
 from windlass.model.errors import StoreUnavailable
 from windlass.store.port import Store
 from windlass.store.postgres import connection as connection_module
@@ -47,13 +47,13 @@ def test_every_method_of_a_store_is_cut_somewhere() -> None:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repeated(
-    world: World, scenario: Scenario
+    scene: Scene, scenario: Scenario
 ) -> None:
-    course = await undisturbed(world, scenario)
+    course = await undisturbed(scene, scenario)
 
     for point in course.points:
         try:
-            await cut_at(world, scenario, course, point)
+            await cut_at(scene, scenario, course, point)
         except BaseException as error:
             error.add_note(f"at {point}")
             raise
@@ -62,41 +62,41 @@ async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repe
 @pytest.mark.parametrize("point", [before("Parse"), before(COMMIT), after(COMMIT)], ids=str)
 @pytest.mark.parametrize("scenario", PARTED, ids=lambda scenario: scenario.name)
 async def test_who_gives_up_on_a_server_that_is_silent_ends_and_can_ask_again(
-    world: World, monkeypatch: pytest.MonkeyPatch, scenario: Scenario, point: Point
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, scenario: Scenario, point: Point
 ) -> None:
     monkeypatch.setattr(statements, "GIVE_UP_AFTER", 0.05)
     monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.05)
-    course = await undisturbed(world, scenario)
-    call = await prepared(world, scenario)
-    world.proxy.pass_cancellations = False
-    rule = world.proxy.at(point, Effect.HALF_OPEN)
+    course = await undisturbed(scene, scenario)
+    call = await prepared(scene, scenario)
+    scene.proxy.pass_cancellations = False
+    rule = scene.proxy.at(point, Effect.HALF_OPEN)
 
-    asking = asyncio.ensure_future(call(world.store, False))
+    asking = asyncio.ensure_future(call(scene.store, False))
     async with asyncio.timeout(DEADLINE):
         await rule.reached.wait()
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
-        await world.store.queues()
+        await scene.store.queues()
 
     (connection,) = rule.connections
     connection.cut()  # as the server does, whose keepalives are not answered
-    await world.gone(connection)
-    await check_all_or_nothing(world, scenario, course, StoreUnavailable)
-    await check_repeated(world, scenario, course, call)
+    await scene.gone(connection)
+    await check_all_or_nothing(scene, scenario, course, StoreUnavailable)
+    await check_repeated(scene, scenario, course, call)
 
 
-async def cut_at(world: World, scenario: Scenario, course: Course, point: Point) -> None:
-    call = await prepared(world, scenario)
-    rule = world.proxy.at(point, Effect.CUT)
+async def cut_at(scene: Scene, scenario: Scenario, course: Course, point: Point) -> None:
+    call = await prepared(scene, scenario)
+    rule = scene.proxy.at(point, Effect.CUT)
     told: Any = StoreUnavailable
     with suppress(StoreUnavailable):
         async with asyncio.timeout(DEADLINE):
-            told = await call(world.store, False)
-    world.proxy.drop(rule)
+            told = await call(scene.store, False)
+    scene.proxy.drop(rule)
     assert rule.reached.is_set(), "the call went another way than before"
     for connection in rule.connections:
-        await world.gone(connection)
+        await scene.gone(connection)
 
-    await check_all_or_nothing(world, scenario, course, told)
-    await check_repeated(world, scenario, course, call)
+    await check_all_or_nothing(scene, scenario, course, told)
+    await check_repeated(scene, scenario, course, call)

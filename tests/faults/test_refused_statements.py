@@ -7,7 +7,7 @@ import pytest
 
 from faults.courses import check_all_or_nothing, check_repeated, prepared, undisturbed
 from faults.scenarios import SCENARIOS, Scenario
-from faults.world import World
+from faults.scene import Scene
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.connection import _Connection
 
@@ -38,23 +38,23 @@ class Refusing:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_a_statement_that_the_server_refuses_leaves_nothing_half_done(
-    world: World, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    course = await undisturbed(world, scenario)
+    course = await undisturbed(scene, scenario)
     refusing = Refusing(monkeypatch)
 
     for number in range(1, 50):
-        call = await prepared(world, scenario)
+        call = await prepared(scene, scenario)
         refusing.passed, refusing.refuse_at = 0, number
         told: Any = StoreUnavailable
         try:
-            told = await call(world.store, False)
+            told = await call(scene.store, False)
         except StoreUnavailable:
             pass
         finally:
             refusing.refuse_at = 0
-        await check_all_or_nothing(world, scenario, course, told)
+        await check_all_or_nothing(scene, scenario, course, told)
         if refusing.passed < number:
             break  # there are no more statements
-        await check_repeated(world, scenario, course, call)
+        await check_repeated(scene, scenario, course, call)
     assert number > 1

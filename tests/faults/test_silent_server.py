@@ -9,7 +9,7 @@ import pytest
 
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
-from faults.world import DEADLINE
+from faults.scene import DEADLINE
 from windlass import App, TaskCancelled, service
 from windlass.client import results
 from windlass.store.postgres import connection, statements

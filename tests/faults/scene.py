@@ -124,7 +124,7 @@ SELECT EXISTS (
 State = list[tuple[str, str]]
 
 
-class World:
+class Scene:
     """One database, a store through the proxy, one around it, and a clock that stands still."""
 
     def __init__(
@@ -219,18 +219,18 @@ class World:
 
 
 @asynccontextmanager
-async def opened(world: World) -> AsyncIterator[World]:
-    """Open a world on a migrated database of the test's own."""
-    await world.watcher.execute(REPLACE)
-    await world.at(0)
+async def opened(scene: Scene) -> AsyncIterator[Scene]:
+    """Open a scene on a migrated database of the test's own."""
+    await scene.watcher.execute(REPLACE)
+    await scene.at(0)
     try:
-        await world.around.open()
-        await world.around._history.prepare()
-        await world.store.open()
-        yield world
+        await scene.around.open()
+        await scene.around._history.prepare()
+        await scene.store.open()
+        yield scene
     finally:
-        await world.store.close()
-        await world.around.close()
+        await scene.store.close()
+        await scene.around.close()
 
 
 def request(limit: int = 10, *, alone: bool = False, worker: UUID = WORKER) -> ClaimRequest:
