@@ -132,7 +132,8 @@ class Pooler:
             "{}='{}'".format(name, value.replace("'", "''")) for name, value in self._server.items()
         )
         # Whoever sends a startup parameter that is not ignored is refused. Round robin: who comes
-        # again is given another session if there is one, not the one it had.
+        # again is given another session if there is one, not the one it had. A server that was away
+        # is tried again soon, and not after fifteen seconds.
         return f"""
 [databases]
 * = {server}
