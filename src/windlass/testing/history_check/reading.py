@@ -11,6 +11,8 @@ from typing import Any
 
 import asyncpg
 
+from windlass.model.errors import ConfigurationError
+from windlass.store.postgres.connection import translated
 from windlass.store.sqlfiles import SqlFiles
 from windlass.testing.history_check.events import (
     Born,
@@ -36,9 +38,59 @@ PACKAGE = "windlass.testing.history_check"
 INTENT = "intent:"  # the tag by which a task names the call that asked for it
 
 
+BEGIN_ANEW = "DROP SCHEMA windlass_history CASCADE"
+
+
 async def record(connection: asyncpg.Connection, *, schema: str = "windlass") -> None:
-    """Record from now on what happens in a migrated database; once for each database."""
-    await connection.execute(SqlFiles(PACKAGE, schema).statement("record"))
+    """Record from now on what happens in a migrated database; once for each database.
+
+    Raises `ConfigurationError` if there is nothing to record, or something where it would write.
+    """
+    sql = SqlFiles(PACKAGE, schema)
+    try:
+        with translated():
+            async with connection.transaction():
+                found = await connection.fetchrow(sql.statement("find_recording"))
+                _check_migrated(found, schema)
+                if found["is_taken"]:
+                    raise ConfigurationError(_why_taken(found))
+                await connection.execute(sql.statement("record"))
+    except (asyncpg.DuplicateSchemaError, asyncpg.UniqueViolationError) as error:
+        raise ConfigurationError(
+            "somebody else began to record this database at the same moment; call record() once"
+        ) from error
+
+
+def _check_migrated(found: asyncpg.Record, schema: str) -> None:
+    if not found["is_migrated"]:
+        raise ConfigurationError(
+            f"the schema '{schema}' of this database was never migrated, so nothing happens in it; "
+            "open the app first or run: windlass migrate; an app with another schema is recorded "
+            "and read with schema="
+        )
+
+
+def _why_taken(found: asyncpg.Record) -> str:
+    if found["recorded"] is not None:
+        return (
+            f"the schema '{found['recorded']}' of this database is recorded already; read_history() "
+            f"reads all of it, and to begin anew run: {BEGIN_ANEW}"
+        )
+    if found["is_ours"]:
+        return f"an earlier recording was left in this database; run: {BEGIN_ANEW}"
+    return (
+        "this database has a schema 'windlass_history' of somebody else, and record() writes to one "
+        "of that name; rename it, or record in a database of the test's own"
+    )
+
+
+def _check_recorded(found: asyncpg.Record, schema: str) -> None:
+    if not found["is_ours"] or found["recorded"] != schema:
+        other = f"but for its schema '{found['recorded']}'" if found["recorded"] else "at all"
+        raise ConfigurationError(
+            f"nothing that happened in the schema '{schema}' of this database was recorded, {other}; "
+            "call record() before what is to be checked"
+        )
 
 
 async def read_history(
@@ -50,14 +102,8 @@ async def read_history(
 ) -> History:
     """Read what the database recorded, and the files of clients (`calls`) and workers (`runs`)."""
     sql = SqlFiles(PACKAGE, schema)
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        rows = [
-            _Row(row)
-            async for row in connection.cursor(sql.statement("read_events"), prefetch=5000)
-        ]
-        places: dict[str, set[str]] = defaultdict(set)
-        for task, place in await connection.fetch(sql.statement("read_places")):
-            places[task].add(place)
+    with translated():
+        rows, places = await _read(connection, sql)
     said = [line for path in calls for line in _lines(path)]
     return History(
         events=list(_events(rows)),
@@ -66,6 +112,23 @@ async def read_history(
         runs=_runs(line for path in runs for line in _lines(path)),
         places={task: frozenset(where) for task, where in places.items()},
     )
+
+
+async def _read(
+    connection: asyncpg.Connection, sql: SqlFiles
+) -> tuple[list["_Row"], dict[str, set[str]]]:
+    places: dict[str, set[str]] = defaultdict(set)
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        found = await connection.fetchrow(sql.statement("find_recording"))
+        _check_migrated(found, sql.schema)
+        _check_recorded(found, sql.schema)
+        rows = [
+            _Row(row)
+            async for row in connection.cursor(sql.statement("read_events"), prefetch=5000)
+        ]
+        for task, place in await connection.fetch(sql.statement("read_places")):
+            places[task].add(place)
+    return rows, places
 
 
 class _Row:
@@ -122,10 +185,10 @@ def _events(rows: list[_Row]) -> Iterator[Event]:
     for row in rows:
         transactions[row.x].add(row)
     for row in rows:
-        yield from _read(row, transactions[row.x])
+        yield from _event(row, transactions[row.x])
 
 
-def _read(row: _Row, beside: _Transaction) -> Iterator[Event]:
+def _event(row: _Row, beside: _Transaction) -> Iterator[Event]:
     old, new = row.old, row.new
     match row.place, row.change:
         case "task", _:
