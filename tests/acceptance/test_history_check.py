@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import asyncpg
@@ -18,6 +20,8 @@ from windlass.testing.history_check import (
     read_history,
     record,
 )
+
+PATIENCE = 30.0  # seconds, with a machine that is busy
 
 
 def shop(url: str, runs: Path) -> App:
@@ -50,8 +54,10 @@ def shop(url: str, runs: Path) -> App:
     return app
 
 
-async def test_a_run_with_every_outcome_is_clean(database_url: str, tmp_path: Path) -> None:
-    connection = await asyncpg.connect(database_url)
+async def test_a_run_with_every_outcome_is_clean(
+    database_url: str, sql_url: str, tmp_path: Path
+) -> None:
+    connection = await asyncpg.connect(sql_url)
     await record(connection)
     calls, runs = tmp_path / "calls.jsonl", tmp_path / "runs.jsonl"
     client, app = ClientLog(calls), shop(database_url, runs)
@@ -73,7 +79,9 @@ async def test_a_run_with_every_outcome_is_clean(database_url: str, tmp_path: Pa
         endless = await client.enqueue(app, "endless")
         await client.pause(store, "paused")
         left = await client.enqueue(app, "short", {"n": 1}, queue="paused")
+        since = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
         async with app.worker():
+            worker = await connection.fetchval("SELECT id::text FROM windlass.worker")
             await asyncio.gather(*(handle.result(timeout=30) for handle in [*handles, first]))
             await until_status(dead.id, "dead", app)
             await until_status(refused.id, "failed", app)
@@ -87,11 +95,21 @@ async def test_a_run_with_every_outcome_is_clean(database_url: str, tmp_path: Pa
     client.close()
 
     history = await read_history(connection, calls=[calls], runs=[runs])
-    now = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     await connection.close()
+    quiet = Quiet(
+        since=since,
+        until=inf,  # all has ended, so nothing is left that only later would be late
+        sweep=QUICK["sweep"],
+        term=QUICK["leader_term"],
+        queueing=PATIENCE,
+        slack=PATIENCE,
+        workers=frozenset({worker}),
+    )
 
     assert check(history) == []
-    assert check_liveness(history, Quiet(since=now, until=now, sweep=1, term=3)) == []
+    assert check_liveness(history, quiet) == []
+    nobody = replace(quiet, workers=frozenset({"nobody"}))
+    assert [one.rule for one in check_liveness(history, nobody)] == ["L5"]
     assert len(history.runs) == 20 + 2 + 2 + 1 + 1 + 2 + 2 + 1 + 1
 
 

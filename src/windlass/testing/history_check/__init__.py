@@ -3,7 +3,9 @@
 Record a run, whatever goes wrong in it, and check it afterwards:
 
 ```python
-from windlass.testing.history_check import ClientLog, check, log_runs, read_history, record
+from windlass.testing.history_check import (
+    ClientLog, Quiet, check, check_liveness, log_runs, read_history, record
+)
 
 await record(connection)  # of asyncpg, on a migrated database: triggers write down every change
 app.middleware(log_runs(Path("runs.jsonl")))  # in each worker
@@ -12,7 +14,8 @@ handle = await client.enqueue(app, "resize", {"image": "a.png"})
 ...
 history = await read_history(connection, calls=[Path("calls.jsonl")], runs=[Path("runs.jsonl")])
 assert not check(history)
-assert not check_liveness(history, Quiet(...))  # what had to happen after the last fault
+# What had to happen between the last fault and the moment at which all was to be done:
+assert not check_liveness(history, Quiet(since=..., until=..., sweep=5, term=15))
 ```
 
 What may be compared. An event is written by a trigger in the transaction of the change it tells of,

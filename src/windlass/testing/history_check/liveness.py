@@ -23,18 +23,24 @@ from windlass.testing.history_check.safety import Told, generation_released
 class Quiet:
     """The time without faults at the end of a run, and what may be expected of it, in seconds.
 
-    What would be late only after `until` is not decided.
+    It begins once the last fault is over and whoever is to work has been started again, and ends
+    before anybody is stopped; for L4, when all is expected to be done. Both ends are seconds since
+    1970 by the database's clock. What would be late only after `until` is not decided: a quiet time
+    that is shorter than the limits finds nothing late, and none at all says nothing but L4.
+
+    Of the other values `sweep` and `term` are settings of the app, `queueing` and `slack` depend on
+    how busy the workers and the machine are, and the rest is only for the rules that it names.
     """
 
     since: float
     until: float
-    sweep: float
-    term: float
-    queueing: float = 1.0  # how long a ready task may wait for a free slot
-    backoff: float = 5.0  # the longest pause of a worker that could not reach the database
-    slack: float = 1.0  # for what is done on time and takes a moment
-    workers: frozenset[str] = frozenset()  # that were to work all that time, and had enough to do
-    types: frozenset[str] | None = None  # that they know; None: all
+    sweep: float  # the setting `sweep`: L1 and L3
+    term: float  # the setting `leader_term`: L2
+    queueing: float = 1.0  # how long a ready task may wait for a free slot: L1
+    backoff: float = 5.0  # the longest pause of a worker that could not reach the database: L5
+    slack: float = 1.0  # for what is done on time and takes a moment: L1, L2, L3 and L5
+    workers: frozenset[str] = frozenset()  # ids of who was to work all that time, with enough: L5
+    types: frozenset[str] | None = None  # that they know; None: all: L1 and L4
 
 
 def check_liveness(history: History, quiet: Quiet) -> list[Violation]:
