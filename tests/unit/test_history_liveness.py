@@ -54,10 +54,27 @@ def test_a_lost_claim_that_was_rescued_in_time_is_clean() -> None:
     assert told(story.claimed("u", 2).ended("u", generation=2)) == []
 
 
+def test_what_was_late_before_the_quiet_time_is_forgiven() -> None:
+    story = Story().born().placed().wait(96).led(1).placed(is_there=False).claimed("t").ended("t")
+
+    assert told(story) == []
+    story = Story().born().claimed("t").wait(97).led(1).returned(None)
+    story.placed(generation=2).placed(generation=2, is_there=False)
+    assert told(story.claimed("u", 2).ended("u", generation=2)) == []
+
+
+def test_a_ready_task_may_wait_for_a_slot_as_long_as_is_said() -> None:
+    story = led().born().placed().wait(1.5).placed(is_there=False).claimed("t").ended("t")
+
+    assert told(story) == ["L1"]
+    assert told(story, replace(QUIET, queueing=2)) == []
+
+
 def test_a_seat_that_stays_empty_is_found() -> None:
     assert told(Story().led(1)) == ["L2"]
     assert told(Story().wait(104).led(1)) == []
     assert told(Story().wait(105).led(1)) == ["L2"]
+    assert told(Story().led(1), replace(QUIET, until=104)) == []  # it may still be taken in time
 
 
 def test_a_task_that_is_due_and_not_made_ready_is_found() -> None:
@@ -82,6 +99,13 @@ def test_a_task_may_wait_for_its_queue_or_its_type() -> None:
     assert told(story) == []
 
 
+def test_a_task_of_a_queue_that_was_resumed_waits_for_nothing() -> None:
+    story = led().born().placed()
+    story.pauses.append(Pause(queue="q", since=0, until=50))
+
+    assert told(story) == ["L1", "L4"]
+
+
 def test_a_worker_that_does_not_claim_again_is_found() -> None:
     story = led().born().claimed("t", worker="w").ended("t")
     quiet = replace(QUIET, workers=frozenset({"w", "v"}))
@@ -90,6 +114,17 @@ def test_a_worker_that_does_not_claim_again_is_found() -> None:
 
     assert violation.rule == "L5"
     assert "worker v" in violation.says
+
+
+@pytest.mark.parametrize(("claims_at", "rules"), [(98, ["L5"]), (104, []), (120, ["L5"])])
+def test_a_worker_has_to_claim_within_its_longest_pause(claims_at: float, rules: list[str]) -> None:
+    quiet = replace(QUIET, workers=frozenset({"w"}))
+    story = Story().born().wait(claims_at - 2).claimed("t").ended("t")
+    story.now = 100
+    story.led(1)
+
+    assert told(story, quiet) == rules
+    assert told(story, replace(quiet, until=105)) == []
 
 
 def recovered(story: Story, *outages: tuple[float, float]) -> list[Recovery]:

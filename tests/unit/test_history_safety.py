@@ -103,6 +103,13 @@ KEPT = {
     .ended(None, "cancelled", attempts=0),
     "terms that follow each other": Story().led(1).led(1).wait(20).led(2, "v").led(2, "v"),
     "resigned": Story().led(1).led(1, seconds=-100).led(2, "v"),
+    "lost while it ran, and cancelled": Story()
+    .asked()
+    .born()
+    .claimed("t")
+    .wait(10)
+    .led(1)
+    .ended(None, "cancelled", worker="w", attempts=0, was_running=True, term=1),
     "put off": Story().asked().born(due=50).changed(due=9).wait(20).claimed("t").ended("t"),
 }
 
@@ -120,6 +127,10 @@ BROKEN = {
         .born("b", key="k", intent="j"),
         ["I2"],
     ),
+    "answered with that of another key": (
+        Story().asked(key="k").born(key="k").asked(intent="j", key="other"),
+        ["I2"],
+    ),
     "answered with another's": (Story().asked().born().asked(intent="j"), ["I2"]),
     "granted while its lease held": (
         Story()
@@ -133,6 +144,14 @@ BROKEN = {
         ["I3", "I3"],
     ),
     "rescued too early": (Story().asked().born().claimed("t").led(1).returned(None), ["I3"]),
+    "rescued after its first lease, and before the end of the next": (
+        Story().asked().born().claimed("t").wait(3).extended("t").wait(1).returned(None),
+        ["I3"],
+    ),
+    "ran by who has no lease on it": (
+        Story().asked().born().claimed("t").ran(1, worker="v"),
+        ["I3"],
+    ),
     "one generation granted twice": (
         Story().asked().born().claimed("t").wait(10).claimed("u"),
         ["I3"],
@@ -160,6 +179,14 @@ BROKEN = {
         Story().asked().born().claimed("t").ended("t").ended("t", "cancelled", attempts=1),
         ["I5"],
     ),
+    "returned after its end": (
+        Story().asked().born().claimed("t").ended("t").returned("t", attempts=1),
+        ["I5"],
+    ),
+    "changed after its end": (
+        Story().asked().born().claimed("t").ended("t").changed(due=9, attempts=1),
+        ["I5"],
+    ),
     "an end beside a live row": (
         Story().asked().born().claimed("t").ended("t", was_live=False),
         ["I5"],
@@ -168,6 +195,8 @@ BROKEN = {
         Story().asked().born().claimed("t").ended("t", "failed").born(is_reopened=True),
         ["I5"],
     ),
+    "born with an attempt": (Story().asked().born(attempts=1), ["I6"]),
+    "a change that counted": (Story().asked().born().changed(due=0, attempts=1), ["I6"]),
     "an attempt that was not counted": (
         Story().asked().born().claimed("t").returned("t", is_attempt_noted=True),
         ["I6"],
@@ -198,6 +227,11 @@ BROKEN = {
         Story().asked().born().claimed("t").ended("t", "dead", attempts=1),
         ["I7"],
     ),
+    "ended and still ready": (Story().asked().born().placed().claimed("t").ended("t"), ["I7"]),
+    "claimed after its end": (
+        Story().asked().born().claimed("t").ended("t").claimed("u", 2),
+        ["I7"],
+    ),
     "dead and ready": (
         Story().asked().born().claimed("t").ended("t", "failed").placed(),
         ["I7"],
@@ -209,11 +243,30 @@ BROKEN = {
         Story().asked().born().claimed("t").wait(10).led(1).returned(None, term=None),
         ["I10"],
     ),
+    "buried by who holds no seat": (
+        Story()
+        .asked()
+        .born(max_attempts=1)
+        .claimed("t")
+        .wait(10)
+        .led(1)
+        .ended(None, "dead", worker="w", max_attempts=1, was_running=True),
+        ["I10"],
+    ),
     "a rescue by a deposed leader": (
         Story().asked().born().claimed("t").wait(20).led(1).wait(20).led(2, "v").returned(None),
         ["I10"],
     ),
     "granted before its time": (Story().asked().born(due=50).claimed("t"), ["I13"]),
+    "tried again before its time": (
+        Story()
+        .asked()
+        .born()
+        .claimed("t")
+        .returned("t", due=50, attempts=1, is_attempt_noted=True)
+        .claimed("u", 2),
+        ["I13"],
+    ),
 }
 
 
@@ -244,9 +297,10 @@ def test_a_claim_before_or_after_a_pause_is_clean() -> None:
     assert told(story) == []
 
 
-def test_a_task_in_two_places_is_found() -> None:
+@pytest.mark.parametrize("places", [{"task", "dead"}, {"task", "ready", "claim"}])
+def test_a_task_in_two_places_is_found(places: set[str]) -> None:
     story = Story().asked().born()
-    story.places["a"] = frozenset({"task", "dead"})
+    story.places["a"] = frozenset(places)
 
     assert told(story) == ["I7"]
 
