@@ -199,6 +199,31 @@ async def test_a_pulse_that_hangs_is_given_up(
     assert isinstance(beating.exception(), StoreUnavailable)
 
 
+@pytest.mark.parametrize("method", ["register", "now"])
+async def test_nothing_that_a_beat_asks_beside_the_pulse_can_stop_the_heart(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    async def hang(*_: object, **__: object) -> None:
+        await asyncio.Event().wait()
+
+    await bench.store.deregister(ME.id)
+    monkeypatch.setattr(bench.store, method, hang)
+    beating = asyncio.create_task(bench.beat())
+    await asyncio.wait([beating], timeout=30)
+
+    assert isinstance(beating.exception(), StoreUnavailable)
+
+
+async def test_what_is_not_trusted_any_more_is_not_asked_for(bench: Bench) -> None:
+    """The store would believe it: it may keep a claim whose worker says that it holds."""
+    bench.leases.add(A, bench.clock.now - TRUST)
+    bench.leases.add(B, bench.clock.now)
+    await bench.beat()
+
+    assert bench.store.pulses == [(frozenset({B}), timedelta(0))]
+    assert bench.leases.expired(bench.clock.now) == [A]
+
+
 async def test_a_claim_that_is_not_held_any_more_is_not_trusted_again(bench: Bench) -> None:
     bench.leases.extend(frozenset({A}), bench.clock.now)
 
