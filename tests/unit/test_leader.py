@@ -310,6 +310,25 @@ async def test_an_election_that_is_not_answered_is_given_up_and_asked_for_again(
     )
 
 
+async def test_a_resignation_that_is_not_answered_does_not_hold_up_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class SilentSeat(Seat):
+        async def resign(self, leadership: Leadership) -> None:
+            await asyncio.Event().wait()
+
+    stop = Stop()
+
+    async def chore(_: Leadership) -> bool:
+        stop.set()
+        return False
+
+    seat = SilentSeat([Leadership(ME, 4)])
+    await asyncio.wait_for(leader(seat, Chore("a", 60, chore)).run(stop), 10)
+
+    assert "store.unavailable doing=resign" in caplog.text
+
+
 async def test_who_stepped_down_stands_aside_while_the_others_ask(clock: MovedClock) -> None:
     seat = Seat([Leadership(ME, 4)])
     candidate = leader(seat)

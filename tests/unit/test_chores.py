@@ -1,0 +1,117 @@
+"""When a leader's chores are done again: at once if there is more to do, else in their own time."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from unit.moved_clock import MovedClock
+from windlass.maintenance import chores as chores_module
+from windlass.maintenance.chores import RESCUE_BATCH, Chore, chores
+from windlass.model.limits import PROMOTE_BATCH
+from windlass.model.task import Leadership, Rescued, Retained
+from windlass.store.clock_watch import ClockWatch
+from windlass.store.memory import MemoryStore
+
+HELD = Leadership(UUID(int=1), 1)
+SWEEP = 5.0
+EVERY = {"rescue": SWEEP, "promote": SWEEP, "remove-workers": SWEEP, "retain": 600.0}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    clock = MovedClock()
+    monkeypatch.setattr(chores_module, "time", clock)
+    return clock
+
+
+class _Answers(MemoryStore):
+    """A store whose chores are answered as the test says."""
+
+    def __init__(self, method: str, answer: Any) -> None:
+        super().__init__()
+        self.asked = 0
+
+        async def tell(*_: object, **__: object) -> Any:
+            self.asked += 1
+            return answer
+
+        setattr(self, method, tell)
+
+
+class _Watch(ClockWatch):
+    def __init__(self, *, is_believed: bool = True) -> None:
+        super().__init__(timedelta(seconds=30))
+        self._is_believed = is_believed
+
+    async def look(self, _: object) -> bool:
+        return self._is_believed
+
+
+def chore_of(store: MemoryStore, name: str, watch: ClockWatch | None = None) -> Chore:
+    (found,) = [one for one in chores(store, watch or _Watch(), sweep=SWEEP) if one.name == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "is_more"),
+    [
+        ("rescue", Rescued(claims=RESCUE_BATCH), True),
+        ("rescue", Rescued(claims=RESCUE_BATCH - 1), False),
+        ("promote", PROMOTE_BATCH, True),
+        ("promote", PROMOTE_BATCH - 1, False),
+        ("retain", Retained(partitions=1), True),
+        ("retain", Retained(dead=1), True),
+        ("retain", Retained(waiting=("history_20270303_20270304",)), False),
+        ("retain", Retained(), False),
+    ],
+)
+async def test_a_chore_that_has_more_to_do_is_due_at_once(
+    clock: MovedClock, name: str, answer: object, is_more: bool
+) -> None:
+    chore = chore_of(_Answers(name, answer), name)
+    await chore.run(HELD)
+
+    assert chore.due_at == clock.now + (0 if is_more else EVERY[name])
+
+
+async def test_no_worker_is_removed_while_the_clock_is_in_doubt() -> None:
+    store = _Answers("remove_dead_workers", [])
+    await chore_of(store, "remove-workers", _Watch(is_believed=False)).run(HELD)
+    assert store.asked == 0
+
+    await chore_of(store, "remove-workers").run(HELD)
+    assert store.asked == 1
+
+
+def taking(clock: MovedClock, seconds: float) -> Callable[[Leadership], Awaitable[bool]]:
+    async def call(_: Leadership) -> bool:
+        clock.now += seconds
+        return False
+
+    return call
+
+
+@pytest.mark.parametrize(("took", "due_after"), [(0.1, SWEEP), (1.0, 20.0)])
+async def test_a_chore_that_takes_long_is_done_less_often(
+    clock: MovedClock, took: float, due_after: float
+) -> None:
+    began = clock.now
+    chore = Chore("long", SWEEP, taking(clock, took), at_most=1 / 20)
+    await chore.run(HELD)
+
+    assert chore.due_at == pytest.approx(began + due_after)
+
+
+async def test_a_chore_that_fails_is_not_tried_again_at_once(clock: MovedClock) -> None:
+    async def fail(_: Leadership) -> bool:
+        raise LookupError
+
+    chore = Chore("fails", SWEEP, fail)
+    with pytest.raises(LookupError):
+        await chore.run(HELD)
+
+    assert not chore.is_due(clock.now)
+    assert chore.is_due(clock.now + SWEEP)
