@@ -69,6 +69,29 @@ async def test_after_a_jump_ahead_no_lease_is_believed_to_be_over_for_the_length
     assert caplog.messages == ["clock.jumped seconds=300.0"]
 
 
+async def test_the_doubt_lasts_a_lease_from_the_answer_that_showed_the_jump(clocks: Clocks) -> None:
+    await clocks.look()
+    clocks.jump(300)
+    clocks.after = 10.0
+    await clocks.look()
+    clocks.after = 0.0
+    clocks.pass_by(29)
+    assert not await clocks.look()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_told"), [(1.5, False), (3, True), (-1.5, False), (-3, True)]
+)
+async def test_a_clock_that_is_set_right_by_a_moment_has_not_jumped(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture, seconds: float, is_told: bool
+) -> None:
+    await clocks.look()
+    clocks.jump(seconds)
+    await clocks.look()
+
+    assert bool(caplog.messages) == is_told
+
+
 async def test_after_a_jump_back_leases_are_believed_and_it_is_told(
     clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,25 @@ async def test_an_outage_is_survived_and_the_report_made_later() -> None:
     assert bench.besides == 3
 
 
+async def test_an_outage_is_met_with_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+
+    class NotedStop(Stop):
+        async def wait(self, seconds: float | None = None) -> bool:
+            waits.append(seconds)
+            return len(waits) > 4
+
+    monkeypatch.setattr(reporter, "backoff", lambda failures: 100.0 * failures)
+    bench = Bench()
+    bench.running = [job(1)]
+    bench.outages = 2
+    await bench.reporter.run(NotedStop())
+
+    assert waits == [0.001, 100.001, 200.001, 0.001, 0.001]
+
+
 async def test_a_claim_that_somebody_holds_keeps_no_report_and_no_cancellation_of_another() -> None:
     bench = Bench()
     bench.running = [job(1, HELD), job(2), job(3)]

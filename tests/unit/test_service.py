@@ -1,10 +1,11 @@
-"""Waiting for the first of several, and a block that the task beside it cancels."""
+"""Waiting for the first of several, pauses, and a block that the task beside it cancels."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
-from windlass.service import cancelled_by, first_of
+from windlass.service import backoff, cancelled_by, first_of, patience, stop_task
 
 
 async def fail_after(event: asyncio.Event) -> None:
@@ -76,3 +77,27 @@ async def test_who_comes_second_is_waited_for_no_longer() -> None:
     await asyncio.wait([second], timeout=10)
 
     assert second.cancelled()
+
+
+@pytest.mark.parametrize("failures", [1, 5, 50, 100_000])
+def test_a_pause_grows_to_the_longest_and_is_never_the_same_for_all(failures: int) -> None:
+    pauses = {backoff(failures, longest=2.0) for _ in range(200)}
+
+    whole = min(0.1 * 2**failures, 2.0) if failures < 10 else 2.0
+    assert len(pauses) > 100
+    assert whole / 2 <= min(pauses) < max(pauses) <= whole
+
+
+@pytest.mark.parametrize(("lease", "seconds"), [(1, 5), (12, 12), (3600, 30)])
+def test_an_answer_is_waited_for_as_long_as_a_lease_within_reason(lease: int, seconds: int) -> None:
+    assert patience(timedelta(seconds=lease)) == seconds
+
+
+async def test_what_a_stopped_task_had_died_of_is_raised() -> None:
+    failing = asyncio.Event()
+    task = asyncio.create_task(fail_after(failing))
+    failing.set()
+    await asyncio.wait([task])
+
+    with pytest.raises(LookupError):
+        await stop_task(task)
