@@ -8,6 +8,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from contract.pgbouncer import store_options
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
 from windlass import App, StoreUnavailable
@@ -15,34 +16,22 @@ from windlass.client import verbs
 from windlass.model.task import Enqueued, NewTask
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import enqueueing, statements
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
+from windlass.store.postgres.store import PostgresStore
 
 DEADLINE = 30.0  # seconds until a test gives up: half of what a session may idle by default
 COUNT = "SELECT count(*) FROM windlass.task"
 
 
 @pytest.fixture
-async def proxy(sql_url: str) -> AsyncIterator[Proxy]:
-    async with Proxy(sql_url, pass_cancellations=False) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def watcher(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
-    connection = await asyncpg.connect(sql_url)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
 async def store(
-    proxy: Proxy, sql_url: str, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[PostgresStore]:
     """A store behind the proxy that waits for answers as long as any, only shorter."""
     monkeypatch.setattr(connection_module, "ANSWER_WITHIN", 1.0)
     monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.05)
     monkeypatch.setattr(statements, "GIVE_UP_AFTER", 0.05)
-    store = PostgresStore(PostgresOptions(url=proxy.url(sql_url), pool_size=2))
+    proxy.pass_cancellations = False
+    store = PostgresStore(store_options(proxy.url(database_url), pool_size=5))
     await store.open()
     yield store
     await store.close()
@@ -80,6 +69,7 @@ async def test_a_commit_without_an_answer_ends_and_may_have_happened(
     watcher: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    await store.enqueue([new_task(0)])  # a new connection may begin with a transaction of its own
     monkeypatch.setattr(enqueueing, "ENQUEUE_CHUNK", 1)
     proxy.at(after("Query"), Effect.HALF_OPEN, text="COMMIT")
 
@@ -87,16 +77,16 @@ async def test_a_commit_without_an_answer_ends_and_may_have_happened(
         with pytest.raises(StoreUnavailable):
             await store.enqueue([new_task(1), new_task(2)])
 
-    assert await watcher.fetchval(COUNT) == 2
+    assert await watcher.fetchval(COUNT) == 3
 
 
 @pytest.mark.usefixtures("store")
 async def test_a_caller_who_was_not_answered_is_told_so_and_asks_again_by_its_key(
-    proxy: Proxy, sql_url: str, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verbs, "REPEAT_WITHIN", 0.1)  # and so shorter than it waits for an answer
 
-    async with App(proxy.url(sql_url)) as app, asyncio.timeout(DEADLINE):
+    async with App(proxy.url(database_url)) as app, asyncio.timeout(DEADLINE):
 
         @app.task
         async def resize() -> None: ...
@@ -113,13 +103,27 @@ def test_an_enqueue_is_not_repeated_when_its_answer_was_waited_for_in_vain() -> 
     assert verbs.REPEAT_WITHIN < connection_module.ANSWER_WITHIN
 
 
+async def test_when_all_connections_fell_silent_one_call_finds_it_out_for_all(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    await asyncio.gather(*(store.enqueue([new_task(number)]) for number in range(5)))
+    assert proxy.half_open_all() >= 5
+
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(StoreUnavailable):
+            await store.enqueue([new_task(7)])
+
+        assert await store.enqueue([new_task(8)]) == [Enqueued(UUID(int=8), True)]
+
+
 async def test_who_stops_between_two_statements_keeps_no_lock_for_long(
-    proxy: Proxy, sql_url: str, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call of two statements is stopped in its tracks once it has the key of another call."""
     monkeypatch.setattr(enqueueing, "ENQUEUE_CHUNK", 1)
-    stopped = PostgresStore(PostgresOptions(url=proxy.url(sql_url)))
-    other = PostgresStore(PostgresOptions(url=sql_url))
+    proxy.pass_cancellations = False
+    stopped = PostgresStore(store_options(proxy.url(database_url)))
+    other = PostgresStore(store_options(database_url))
     await stopped.open()
     await other.open()
     held = proxy.at(before("Parse"), Effect.STALL, text="-- enqueue_tasks")

@@ -141,7 +141,7 @@ class Schema:
         if self._direct is self._route:
             return
         text = self._sql.statement("which_database")
-        async with connected(self._route) as connection:
+        async with looking(self._route) as connection:
             used, other = await connection.fetchrow(text), await direct.fetchrow(text)
         if used != other:
             raise ConfigurationError(

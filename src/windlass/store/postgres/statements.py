@@ -1,7 +1,7 @@
 """Runs statement files by name on pooled connections."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -66,5 +66,9 @@ class Statements:
                 await pool.expire_connections()
                 raise
             finally:
-                with suppress(TimeoutError):  # then it is closed, and what was raised goes on
+                try:
                     await pool.release(connection, timeout=GIVE_UP_AFTER)
+                except TimeoutError:
+                    # It is closed, and what was raised goes on. If it was the network that fell
+                    # silent, then on all of them: nobody is to wait for each in turn.
+                    await pool.expire_connections()
