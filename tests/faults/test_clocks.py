@@ -104,18 +104,19 @@ def test_what_a_leader_held_that_was_lost_when_the_servers_clock_was_set_back_is
     server = Server(tmp_path / "server")
     monkeypatch.delenv("LD_PRELOAD")
     try:
-        asyncio.run(enqueue(server.url))
-        leader = start(url=server.url, settings=QUICK)
-        until(lambda: len(run(server.url, "SELECT FROM windlass.task")) == 1)
-        until((tmp_path / "ledger").exists)
-        leader.end()
-        set_clock.write_text("-1d")  # its seat, its sign of life and its claim end tomorrow
-        other = start(url=server.url, settings=QUICK)
-        (tmp_path / "across.go").touch()
-        until(lambda: run(server.url, LEFT)[0][0] == 0)
+        with server.way() as way:
+            asyncio.run(enqueue(way))
+            leader = start(url=way, settings=QUICK)
+            until(lambda: len(run(server.url, "SELECT FROM windlass.task")) == 1)
+            until((tmp_path / "ledger").exists)
+            leader.end()
+            set_clock.write_text("-1d")  # its seat, its sign of life and its claim end tomorrow
+            other = start(url=way, settings=QUICK)
+            (tmp_path / "across.go").touch()
+            until(lambda: run(server.url, LEFT)[0][0] == 0)
 
-        until(lambda: other.has_said("worker.removed"))
-        assert other.stop() == 0, other.said()
+            until(lambda: other.has_said("worker.removed"))
+            assert other.stop() == 0, other.said()
         assert run(server.url, "SELECT FROM windlass.worker") == []
     finally:
         set_clock.write_text("+0")
