@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import asyncpg
@@ -65,8 +66,8 @@ async def test_a_retention_given_up_on_a_server_that_does_not_answer_ends(
 ) -> None:
     stopped: list[int] = []
 
-    async def connect_and_stop(route: Route) -> asyncpg.Connection:
-        connection = await connect(route)
+    async def connect_and_stop(route: Route, **options: Any) -> asyncpg.Connection:
+        connection = await connect(route, **options)
         stopped.append(connection.get_server_pid())
         os.kill(stopped[0], signal.SIGSTOP)
         reached.set()
