@@ -175,3 +175,28 @@ async def test_an_enqueue_is_acknowledged_only_once_the_standby_has_it(
 
     query = f"SELECT count(*) FROM windlass.tasks WHERE id = '{handle.id}'"
     assert await standing.standby.run(query) == 1
+
+
+async def test_a_key_that_is_found_is_acknowledged_only_once_the_standby_has_its_task(
+    standing: Pair,
+) -> None:
+    """Its first call was told that it may not have happened, and is made again by hand."""
+    session = "FROM pg_stat_activity WHERE application_name = 'windlass' AND wait_event = 'SyncRep'"
+    async with App(standing.primary.url) as app:
+        await standing.standby.run("SELECT pg_wal_replay_pause()")
+        try:
+            first = asyncio.create_task(app.enqueue("note", {"n": 3}, idempotency_key="found"))
+            while not first.done():
+                await standing.primary.run(f"SELECT count(pg_cancel_backend(pid)) {session}")
+                await asyncio.sleep(0.01)
+            assert isinstance(first.exception(), StoreUnavailable)
+            again = asyncio.create_task(app.enqueue("note", {"n": 3}, idempotency_key="found"))
+            while not again.done() and not await standing.primary.run(f"SELECT count(*) {session}"):
+                await asyncio.sleep(0.01)
+            assert not again.done()
+        finally:
+            await standing.standby.run("SELECT pg_wal_replay_resume()")
+        handle = await again
+
+    query = f"SELECT count(*) FROM windlass.tasks WHERE id = '{handle.id}'"
+    assert await standing.standby.run(query) == 1

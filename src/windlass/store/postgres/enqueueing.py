@@ -59,12 +59,11 @@ class EnqueueVerbs(PostgresParts):
                 with _counted_from(start, self._options.url):
                     rows = await connection.fetch(text, *arguments)
                 _mark_known(answers, rows, start)
-                known.update(start + place for place, _ in rows)
+                known.update(start + place for place, *_ in rows)
             if repeated:
                 added = [task.id for place, task in enumerate(tasks) if place not in known]
                 if await connection.fetchval(self._sql.statement("any_ended"), added):
                     raise _Overtaken
-                await connection.execute(self._sql.statement("await_standbys"))
         return answers
 
     async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:
@@ -127,7 +126,7 @@ def _enqueue_arguments(
 
 
 def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int) -> None:
-    for place, task_id in rows:
+    for place, task_id, _ in rows:
         # A repeated call finds the task that it created itself.
         mine = answers[start + place].id == task_id
         answers[start + place] = Enqueued(task_id, created=mine)
