@@ -1,6 +1,9 @@
 """What was typed wrongly is named in one line, whatever it is."""
 
+import asyncio
 import logging
+import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -239,3 +242,18 @@ def test_a_worker_whose_database_takes_a_connection_and_is_silent_says_so_while_
 
     assert done.exit_code == 1
     assert told.is_set()
+
+
+def test_a_worker_that_is_asked_to_stop_while_its_app_opens_stops(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def open_under_a_signal(*_: object) -> bool:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)  # the signal is seen in a turn of the loop
+        return True
+
+    (tmp_path / "hasty_app.py").write_text(APP)
+    monkeypatch.setattr("windlass.cli.run._opened", open_under_a_signal)
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", "memory:")
+
+    assert run("worker", "hasty_app:app").exit_code == 0

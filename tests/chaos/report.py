@@ -3,9 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf
 
-from chaos.settings import LEASE
+from chaos.settings import LEASE, TERM
 from chaos.world import World
 from windlass.testing.history_check import (
     History,
@@ -18,6 +17,7 @@ from windlass.testing.history_check import (
 from windlass.testing.history_check.events import Claimed, Ended, Led, Pulsed, Registered, Returned
 
 MOST_SHOWN = 20
+REPLACED_WITHIN = TERM + TERM / 3 + 1  # seconds: a term, one interval, and some for a busy machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,17 @@ def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]
         before = [event for event in led if event.at <= at]
         if before and before[-1].holder in own_ids:
             after = [e.at for e in led if e.at > at]  # it may go on leading itself
-            leaderless.append((at, min(after, default=inf)))
+            leaderless.append((at, min([*after, _replaced_by(at, outcome.world.server.outages)])))
     return deaths, leaderless
+
+
+def _replaced_by(lost_at: float, outages: list[tuple[float, float]]) -> float:
+    """When there is a leader again at the latest; nobody is elected while the database is away."""
+    latest = lost_at + REPLACED_WITHIN
+    for begin, end in sorted(outages):
+        if begin < latest and end > lost_at:
+            latest += end - max(begin, lost_at) + TERM / 3
+    return latest
 
 
 def _tell_times(name: str, seconds: list[float]) -> None:

@@ -47,7 +47,8 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 async def test_a_clock_that_goes_as_ours_is_believed(
     clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for seconds in (0, 5, 600):
+    await clocks.look()
+    for seconds in (10, 5, 600):
         clocks.pass_by(seconds)
         assert await clocks.look()
 
@@ -96,7 +97,7 @@ async def test_after_a_jump_back_leases_are_believed_and_it_is_told(
     clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     await clocks.look()
-    clocks.pass_by(5)
+    clocks.pass_by(10)
     clocks.jump(-300)
 
     assert await clocks.look()
@@ -108,6 +109,7 @@ async def test_an_answer_that_took_long_is_no_jump(
     clocks: Clocks, caplog: pytest.LogCaptureFixture, slow: str
 ) -> None:
     await clocks.look()
+    clocks.pass_by(10)
     setattr(clocks, slow, 20.0)
     assert await clocks.look()
     setattr(clocks, slow, 0.0)
@@ -140,3 +142,16 @@ async def test_a_clock_that_jumped_has_to_prove_itself_anew(clocks: Clocks, seco
     await clocks.look()
 
     assert clocks.watch.steady_for == timedelta(seconds=10)
+
+
+async def test_whoever_has_just_begun_to_look_believes_nothing_until_the_others_have_beaten(
+    clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may have missed a jump; a worker beats three times in a lease."""
+    assert not await clocks.look()
+    clocks.pass_by(9)
+    assert not await clocks.look()
+    clocks.pass_by(1)
+    assert await clocks.look()
+
+    assert caplog.messages == []

@@ -389,7 +389,11 @@ async def test_a_candidate_and_the_chore_of_lost_workers_show_how_long_the_clock
             shown.append(options["steady_for"])
             return await super().remove_dead_workers(**options)
 
+    async def look(*_: object) -> bool:
+        return True
+
     monkeypatch.setattr(ClockWatch, "steady_for", timedelta(seconds=7))
+    monkeypatch.setattr(ClockWatch, "look", look)
     store, clock, stop = Watched(), ClockWatch(timedelta(seconds=30)), Stop()
     (chore,) = [
         each

@@ -236,6 +236,7 @@ class Worker:
         while True:
             try:
                 async with answered_within(patience(self._lease)):
+                    await self._clock.look(self._store)  # what happens from here on is noticed
                     await self._store.register_types([one.defaults for one in self._registry])
                     await self._store.register(self._options.info, lease=self._lease)
             except StoreUnavailable as error:

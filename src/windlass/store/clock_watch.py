@@ -22,6 +22,7 @@ class ClockWatch:
 
     After a jump ahead every lease that was granted before seems to be over, although its worker
     lives. So nothing is rescued for one lease: by then it has beaten, and holds its claims again.
+    Whoever has just begun to look may have missed one, and waits until the others have beaten.
     After a jump back those of a worker that was lost just then would last for as long: it is told
     apart from others once the clock was steady for as long as they need to beat.
     """
@@ -47,6 +48,7 @@ class ClockWatch:
         with self._lock:
             if self._last is None:
                 self._steady_since = reading.answered_at
+                self._doubtful_until = reading.answered_at + self._lease / 3
             else:
                 self._compare(self._last, reading)
             self._last = reading

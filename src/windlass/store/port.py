@@ -195,9 +195,10 @@ class ChoreStore(Protocol):
     ) -> list[UUID]:
         """Remove workers that gave no sign of life for three leases.
 
-        `steady_for`: how long the caller has seen this store's clock go evenly. If that is three
-        leases of a worker whose last sign of life lies more than as much ahead, the clock was set
-        back and the worker has been silent since: what it holds is over, and then it is removed.
+        `steady_for`: how long the caller has seen this store's clock go evenly. If that is a lease
+        of a worker whose last sign of life lies ahead by more than three seconds, the clock was
+        set back and the worker has been silent since. Of whoever is removed, what by this clock
+        cannot have been granted yet is over first.
         """
 
     async def tidy(self, *, leadership: Leadership) -> int:

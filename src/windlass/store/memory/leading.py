@@ -9,6 +9,8 @@ from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, T
 from windlass.store.memory.state import TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
+UNNOTICED_STEP = timedelta(seconds=3)  # back; whoever watches the clock may not see it
+
 
 class LeadVerbs(MemoryTables):
     """A term of office, and the writes of its holder."""
@@ -25,7 +27,7 @@ class LeadVerbs(MemoryTables):
         now = self._clock()
         is_over = self._leader is None or self._term_ends_at <= now
         is_mine = self._leader == current is not None and current.holder == candidate
-        if is_over or (not is_mine and self._leader_is_lost(now, steady_for)):
+        if is_over or (not is_mine and self._leader_is_lost(now, term, steady_for)):
             self._term += 1
             self._leader = Leadership(candidate, self._term)
         elif not is_mine:
@@ -33,9 +35,13 @@ class LeadVerbs(MemoryTables):
         self._term_ends_at = now + term
         return self._leader
 
-    def _leader_is_lost(self, now: datetime, steady_for: timedelta) -> bool:
+    def _leader_is_lost(self, now: datetime, term: timedelta, steady_for: timedelta) -> bool:
         worker = self._leader and self._workers.get(self._leader.holder)
-        return worker is not None and _is_lost_ahead(worker, now, steady_for)
+        if worker is None:
+            return False
+        is_silent = worker.record.heartbeat_at + worker.lease <= now
+        is_ahead = self._term_ends_at > now + term
+        return (is_silent and is_ahead) or _is_lost_ahead(worker, now, steady_for)
 
     @transaction
     async def resign(self, leadership: Leadership) -> None:
@@ -120,8 +126,11 @@ class LeadVerbs(MemoryTables):
         silent = [
             worker_id
             for worker_id, worker in self._workers.items()
-            if worker.record.heartbeat_at + 3 * worker.lease <= now
-            or (_is_lost_ahead(worker, now, steady_for) and not self._end_ahead(worker, now))
+            if (
+                worker.record.heartbeat_at + 3 * worker.lease <= now
+                or _is_lost_ahead(worker, now, steady_for)
+            )
+            and not self._end_ahead(worker, now)
         ]
         for worker_id in silent:
             del self._workers[worker_id]
@@ -132,8 +141,7 @@ class LeadVerbs(MemoryTables):
         ahead = [
             claim
             for claim in self._claims.values()
-            if str(claim.worker_id) == worker.record.id
-            and claim.expires_at - 3 * worker.lease > now
+            if str(claim.worker_id) == worker.record.id and claim.expires_at - worker.lease > now
         ]
         for claim in ahead:
             claim.expires_at = now
@@ -167,6 +175,6 @@ class LeadVerbs(MemoryTables):
 
 
 def _is_lost_ahead(worker: WorkerEntry, now: datetime, steady_for: timedelta) -> bool:
-    """Whether the clock was set back, and went on for three leases without a sign of life."""
-    silence = 3 * worker.lease
-    return worker.record.heartbeat_at - silence > now and silence <= steady_for
+    """Whether the clock was set back, and went on for one lease without a sign of life."""
+    is_ahead = worker.record.heartbeat_at > now + UNNOTICED_STEP
+    return is_ahead and worker.lease <= steady_for

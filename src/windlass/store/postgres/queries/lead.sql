@@ -1,7 +1,7 @@
 -- lead: renew the term that is shown, or take a seat that is free; nothing if it is taken.
 -- $1 candidate, $2 current_term (NULL: none), $3 term,
--- $4 steady_for: a seat is free too if the clock was set back, and went on for three leases of its
--- holder without a sign of life.
+-- $4 steady_for: a seat is free too if the clock was set back, and went on for one lease of its
+-- holder without a sign of life: the last one lies ahead, or is over while the seat lies ahead.
 -- Locks the seat first: whoever waited decides on what the winner wrote, at the time after the wait.
 WITH seat AS MATERIALIZED (
     SELECT holder, term, expires_at
@@ -21,7 +21,15 @@ WHERE
         SELECT FROM windlass.worker_pulse p
         WHERE
             p.worker_id = s.holder
-            AND p.heartbeat_at - 3 * (p.expires_at - p.heartbeat_at) > windlass.clock()
-            AND 3 * (p.expires_at - p.heartbeat_at) <= $4::interval
+            AND (
+                (
+                    p.heartbeat_at > windlass.clock() + interval '3 s'
+                    AND p.expires_at - p.heartbeat_at <= $4::interval
+                )
+                OR (
+                    p.expires_at <= windlass.clock()
+                    AND s.expires_at > windlass.clock() + $3::interval
+                )
+            )
     )
 RETURNING l.term

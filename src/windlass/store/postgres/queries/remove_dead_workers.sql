@@ -1,22 +1,23 @@
 -- remove_dead_workers: remove workers silent for three leases; their claims expire by themselves.
 -- $1 steady_for: so long nobody has set the clock. If it was set back before that, the last sign of
--- life of a worker that was lost then lies ahead, and its claims would last as long: they are over,
--- and once none of them is left it is removed.
+-- life of a worker that was lost then lies ahead. Steps of less than 3 s are not told apart from none.
+-- Claims that by this clock cannot have been granted yet would last as long: they are over, and the
+-- worker is removed once none of them is left.
 -- One whose row somebody holds may be about to give a sign of life: it is left for the next sweep.
 WITH silent AS MATERIALIZED (
-    SELECT p.worker_id, s.silence, p.heartbeat_at > windlass.clock() AS ahead
+    SELECT p.worker_id, l.lease
     FROM windlass.worker_pulse p
     JOIN windlass.worker w ON w.id = p.worker_id
-    CROSS JOIN LATERAL (SELECT 3 * (p.expires_at - p.heartbeat_at) AS silence) s
+    CROSS JOIN LATERAL (SELECT p.expires_at - p.heartbeat_at AS lease) l
     WHERE
-        p.heartbeat_at + s.silence <= windlass.clock()
-        OR (p.heartbeat_at - s.silence > windlass.clock() AND s.silence <= $1::interval)
+        p.heartbeat_at + 3 * l.lease <= windlass.clock()
+        OR (p.heartbeat_at > windlass.clock() + interval '3 s' AND l.lease <= $1::interval)
     FOR UPDATE OF p, w SKIP LOCKED
 ), ahead AS MATERIALIZED (
     SELECT c.token, s.worker_id
     FROM silent s
     JOIN windlass.claim c ON c.worker_id = s.worker_id
-    WHERE s.ahead AND c.expires_at - s.silence > windlass.clock()
+    WHERE c.expires_at - s.lease > windlass.clock()
 ), held AS MATERIALIZED (
     SELECT c.token
     FROM ahead a
