@@ -1,6 +1,7 @@
 """A statement that nobody answers ends in a minute, and a transaction that nobody goes on with sooner."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
@@ -39,6 +40,10 @@ async def store(
 
 def new_task(number: int, **options: Any) -> NewTask:
     return NewTask(id=UUID(int=number), type="resize", payload="{}", **options)
+
+
+def is_giving_up(task: asyncio.Task[Any]) -> bool:
+    return any(word in str(task.get_coro()) for word in (".close", ".release", "_give_back"))
 
 
 def test_no_statement_is_waited_for_longer_than_a_minute() -> None:
@@ -114,6 +119,31 @@ async def test_when_all_connections_fell_silent_one_call_finds_it_out_for_all(
             await store.enqueue([new_task(7)])
 
         assert await store.enqueue([new_task(8)]) == [Enqueued(UUID(int=8), True)]
+
+
+async def test_connections_that_were_given_up_leave_no_complaint_behind(
+    store: PostgresStore, proxy: Proxy
+) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: complaints.append(said))
+    await asyncio.gather(*(store.enqueue([new_task(number)]) for number in range(5)))
+    silent = proxy.at(before("Parse"), Effect.HALF_OPEN, text="-- read_clock")
+    proxy.half_open_all()
+
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(StoreUnavailable):
+            await store.enqueue([new_task(7)])
+        calling = asyncio.create_task(store.now())
+        await silent.reached.wait()
+        while not calling.done():  # in the call, and while its connection is given back
+            calling.cancel()
+            await asyncio.sleep(0.01)
+        while ending := [task for task in asyncio.all_tasks() if is_giving_up(task)]:
+            await asyncio.wait(ending)
+    del ending, calling
+    gc.collect()
+
+    assert complaints == []
 
 
 async def test_who_stops_between_two_statements_keeps_no_lock_for_long(

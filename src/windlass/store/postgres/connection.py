@@ -124,6 +124,14 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
         _connections.add(self)
         self._unconfirmed = False
 
+    async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the driver's
+        """Take leave of the server; one that is silent is left without a word.
+
+        The driver's pool closes what is out of date in a task of which nobody hears.
+        """
+        with suppress(TimeoutError):
+            await super().close(timeout=GIVE_UP_AFTER if timeout is None else timeout)
+
     def has_unconfirmed(self) -> bool:
         """Whether since the last question a commit was not confirmed by a synchronous standby.
 
@@ -201,8 +209,7 @@ async def connected(
         with translated(route.url):
             yield connection
     finally:
-        with suppress(TimeoutError):
-            await connection.close(timeout=GIVE_UP_AFTER)
+        await connection.close()
 
 
 def looking(route: Route) -> AbstractAsyncContextManager[asyncpg.Connection]:
@@ -268,14 +275,9 @@ async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.P
     async def learn(connection: asyncpg.Connection) -> None:
         # To look up types the driver changes a setting of the session and then puts it back.
         # Behind a pooler only a transaction makes that the same session.
-        if not route.pooler:
-            return
-        try:
+        if route.pooler:
             async with transaction(connection):
                 await connection.fetch(learn_types, *([] for _ in range(8)))
-        except BaseException:
-            _terminate(connection)  # the pool would wait for a silent server to take its leave
-            raise
 
     with translated(route.url), _checked(route.url):
         return await asyncpg.create_pool(

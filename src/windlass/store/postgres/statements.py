@@ -1,5 +1,6 @@
 """Runs statement files by name on pooled connections."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,21 +55,30 @@ class Statements:
             raise StoreUnavailable("the store is not open")
         with translated(self._url):
             connection = await pool.acquire()
+            if confirmed:
+                connection.has_unconfirmed()  # what was before is none of this call's business
             try:
                 yield connection
-                if confirmed and connection.has_unconfirmed():
-                    raise StoreUnavailable(
-                        "committed by the primary, but somebody ended the wait for its standby: "
-                        "it is lost if that takes over now"
-                    )
-            except asyncpg.ReadOnlySQLTransactionError:
-                # Its server was demoted. New connections may find the primary: keep none of these.
-                await pool.expire_connections()
-                raise
-            finally:
-                try:
-                    await pool.release(connection, timeout=GIVE_UP_AFTER)
-                except TimeoutError:
-                    # It is closed, and what was raised goes on. If it was the network that fell
-                    # silent, then on all of them: nobody is to wait for each in turn.
+            except BaseException as error:
+                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+                    # Its server was demoted. New connections may find the primary: keep none.
                     await pool.expire_connections()
+                # Whoever is cancelled meanwhile leaves it to itself, and its end is heard of.
+                await asyncio.shield(asyncio.create_task(_give_back(pool, connection)))
+                raise
+            is_lacking = confirmed and connection.has_unconfirmed()
+            await _give_back(pool, connection)
+            if is_lacking:
+                raise StoreUnavailable(
+                    "committed by the primary, but somebody ended the wait for its standby: "
+                    "it is lost if that takes over now"
+                )
+
+
+async def _give_back(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+    try:
+        await pool.release(connection, timeout=GIVE_UP_AFTER)
+    except TimeoutError:
+        # It is closed. If it was the network that fell silent, then on all of them: nobody is to
+        # wait for each in turn.
+        await pool.expire_connections()
