@@ -13,9 +13,10 @@ from acceptance.quick import QUICK
 from contract.pgbouncer import BEHIND_POOLER, Pooler
 from faults.processes import WorkerProcess
 from faults.proxy import Proxy
+from faults.said import Said
 from faults.scene import Scene, opened
 from faults.servers import Server
-from windlass.store.postgres import claiming
+from windlass.store.postgres import claiming, listener
 
 Start = Callable[..., WorkerProcess]
 FOR_EVER = 1e6  # seconds
@@ -55,6 +56,30 @@ async def scene(
 def direct_url(sql_url: str) -> str | None:
     """The way around the pooler for who listens, if there is a pooler."""
     return sql_url if BEHIND_POOLER else None
+
+
+@pytest.fixture
+async def direct_proxy(sql_url: str) -> AsyncIterator[Proxy]:
+    """Before the listener alone."""
+    async with Proxy(sql_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def said() -> AsyncIterator[Said]:
+    with Said.listening() as said:
+        yield said
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a listener's dead connection be known soon, and be tried again soon."""
+    monkeypatch.setattr(listener, "PROBE_EVERY", 0.05)
+    monkeypatch.setattr(listener, "PROBED_WITHIN", 0.5)
+    monkeypatch.setattr(listener, "CONNECT_WITHIN", 1.0)
+    monkeypatch.setattr(listener, "ECHO_WITHIN", 2.0)
+    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(listener, "LONGEST_UNTIL_MENDED", 0.1)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Opening, migrating and closing, cut off or left without an answer."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from itertools import count
 
@@ -155,6 +156,19 @@ async def test_opening_a_server_that_takes_connections_and_is_silent_is_given_up
         await store.open()
         assert await store.queues() == []
     await store.close()
+
+
+async def test_a_server_that_lets_nobody_in_and_is_silent_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_module, "CONNECT_WITHIN", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        store = PostgresStore(PostgresOptions(url=f"postgresql://a@127.0.0.1:{port}/b"))
+
+        async with asyncio.timeout(DEADLINE):
+            with pytest.raises(StoreUnavailable, match=f"127.0.0.1:{port} cannot be reached"):
+                await store.open()
 
 
 @pytest.mark.parametrize("is_cut", [True, False])

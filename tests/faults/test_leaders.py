@@ -65,8 +65,6 @@ async def test_a_leader_that_vanished_in_mid_write_is_replaced_at_the_end_of_its
     stores: list[PostgresStore], watcher: asyncpg.Connection, last_seen: str
 ) -> None:
     vanished, other = stores[:2]
-    # What ends every pause after some seconds would hide that this one ends with the term.
-    vanished._sql._statements["limit_idling"] = "SELECT 1"
     term = timedelta(seconds=1)
     held = await vanished.lead(CANDIDATES[0], current=None, term=term)
     assert held is not None

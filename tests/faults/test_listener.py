@@ -31,29 +31,6 @@ WHERE datname = current_database() AND application_name = 'windlass'
 """
 
 
-@pytest.fixture
-async def said() -> AsyncIterator[Said]:
-    with Said.listening() as said:
-        yield said
-
-
-@pytest.fixture
-async def direct_proxy(sql_url: str) -> AsyncIterator[Proxy]:
-    """Before the listener alone."""
-    async with Proxy(sql_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a dead connection be known soon, and be tried again soon."""
-    monkeypatch.setattr(listener, "PROBE_EVERY", 0.05)
-    monkeypatch.setattr(listener, "ANSWER_WITHIN", 0.5)
-    monkeypatch.setattr(listener, "CONNECT_WITHIN", 1.0)
-    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(listener, "LONGEST_UNTIL_MENDED", 0.1)
-
-
 class Ear:
     """An idle worker that listens, and how often it was woken."""
 
@@ -96,7 +73,7 @@ async def listening_session(watcher: asyncpg.Connection) -> int:
 
 
 def test_a_dead_connection_is_known_within_five_seconds() -> None:
-    assert listener.PROBE_EVERY + listener.ANSWER_WITHIN <= 5
+    assert listener.PROBE_EVERY + listener.PROBED_WITHIN <= 5
 
 
 async def test_a_session_that_is_ended_is_noticed_without_a_probe(

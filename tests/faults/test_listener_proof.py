@@ -20,29 +20,6 @@ from windlass.store.postgres.store import PostgresOptions, PostgresStore
 EVENTS = "listener."
 
 
-@pytest.fixture
-async def said() -> AsyncIterator[Said]:
-    with Said.listening() as said:
-        yield said
-
-
-@pytest.fixture
-async def proxy(sql_url: str) -> AsyncIterator[Proxy]:
-    """Before the listener alone."""
-    async with Proxy(sql_url) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a dead connection be known soon, and be tried again soon."""
-    monkeypatch.setattr(listener, "PROBE_EVERY", 0.05)
-    monkeypatch.setattr(listener, "CONNECT_WITHIN", 1.0)
-    monkeypatch.setattr(listener, "ECHO_WITHIN", 2.0)
-    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.1)
-    monkeypatch.setattr(listener, "LONGEST_UNTIL_MENDED", 0.1)
-
-
 @asynccontextmanager
 async def listening(url: str, direct_url: str | None) -> AsyncIterator[None]:
     """An idle worker that listens, and at the end is woken by a task if it listens still."""
@@ -113,11 +90,11 @@ async def test_the_word_of_another_proves_nothing(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_session_that_ends_before_it_has_heard_is_no_pooler(
-    sql_url: str, proxy: Proxy, said: Said
+    sql_url: str, direct_proxy: Proxy, said: Said
 ) -> None:
-    proxy.at(reply("NotificationResponse"), Effect.CUT)
+    direct_proxy.at(reply("NotificationResponse"), Effect.CUT)
 
-    async with listening(sql_url, proxy.url(sql_url)):
+    async with listening(sql_url, direct_proxy.url(sql_url)):
         await said.until("listener.repaired")
 
     assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
@@ -128,11 +105,11 @@ async def test_a_session_that_ends_before_it_has_heard_is_no_pooler(
     ("point", "text"), [(before("Startup"), ""), (before("Parse"), "LISTEN")], ids=str
 )
 async def test_a_connection_that_falls_silent_before_it_listens_is_given_up(
-    sql_url: str, proxy: Proxy, said: Said, point: Point, text: str
+    sql_url: str, direct_proxy: Proxy, said: Said, point: Point, text: str
 ) -> None:
-    proxy.at(point, Effect.HALF_OPEN, text=text)
+    direct_proxy.at(point, Effect.HALF_OPEN, text=text)
 
-    async with listening(sql_url, proxy.url(sql_url)):
+    async with listening(sql_url, direct_proxy.url(sql_url)):
         await said.until("listener.repaired")
 
     assert said.events(EVENTS) == ["listener.lost", "listener.repaired"]
@@ -140,7 +117,7 @@ async def test_a_connection_that_falls_silent_before_it_listens_is_given_up(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_connection_that_has_held_for_a_while_is_replaced_as_soon_as_the_first(
-    sql_url: str, proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
+    sql_url: str, direct_proxy: Proxy, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures: list[int] = []
 
@@ -149,11 +126,11 @@ async def test_a_connection_that_has_held_for_a_while_is_replaced_as_soon_as_the
         return 0.0
 
     monkeypatch.setattr(listener, "backoff", backoff)
-    async with listening(sql_url, proxy.url(sql_url)):
+    async with listening(sql_url, direct_proxy.url(sql_url)):
         for outage in (1, 2, 3):
-            held = proxy.at(before("Execute", 3), Effect.DELAY, text="-- probe")
+            held = direct_proxy.at(before("Execute", 3), Effect.DELAY, text="-- probe")
             await asyncio.wait_for(held.reached.wait(), DEADLINE)
-            proxy.cut_all()
+            direct_proxy.cut_all()
             await said.until("listener.repaired", outage)
 
     assert failures == [1, 1, 1]

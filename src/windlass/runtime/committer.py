@@ -13,7 +13,7 @@ from windlass.store.port import SettleStore
 from windlass.telemetry import emit
 
 LARGEST_BATCH = 500
-LONGEST_BACKOFF = 2.0  # seconds
+AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
 HELD_AGAIN_AFTER = 1.0
 
 
@@ -93,7 +93,7 @@ class Committer:
                 self._settled(batch)
                 return
             failures += 1
-            await asyncio.sleep(backoff(failures, longest=LONGEST_BACKOFF))
+            await asyncio.sleep(backoff(failures, longest=AGAIN_WITHIN))
 
     async def _without_held(self, batch: Sequence[Done]) -> Sequence[Done]:
         """Set aside what somebody's transaction holds, however long it may; return the others."""

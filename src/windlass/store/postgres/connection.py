@@ -25,10 +25,9 @@ from windlass.store.postgres.url import address, wanted_session
 
 ISOLATION = "read committed"  # every statement relies on it
 GIVE_UP_AFTER = 2.0  # seconds, on a server that does not answer to a cancellation
+CONNECT_WITHIN = 10.0  # seconds until a server has let us in
 LOOK_WITHIN = 10.0  # seconds for each look at a database that is opened
-ANSWER_WITHIN = (
-    60.0  # seconds for any statement; nobody waits for ever on a connection that is dead
-)
+ANSWER_WITHIN = 60.0  # seconds for any statement: nobody waits for ever on a dead connection
 
 _OURS = {
     "WL001": LeaseLost,
@@ -176,9 +175,12 @@ def _session(route: Route) -> dict[str, Any]:
     A pooler in transaction mode hands each transaction to another session, so none may keep
     anything: no setting, no prepared statement.
     """
-    target = wanted_session(route.url, pooler=route.pooler)
+    asked = {
+        "target_session_attrs": wanted_session(route.url, pooler=route.pooler),
+        "timeout": CONNECT_WITHIN,
+    }
     if route.pooler:
-        return {"statement_cache_size": 0, "target_session_attrs": target}
+        return {"statement_cache_size": 0, **asked}
     settings = {
         "application_name": "windlass",
         "default_transaction_isolation": ISOLATION,
@@ -189,7 +191,7 @@ def _session(route: Route) -> dict[str, Any]:
         "tcp_keepalives_interval": "5",
         "tcp_keepalives_count": "3",
     }
-    return {"server_settings": settings, "target_session_attrs": target}
+    return {"server_settings": settings, **asked}
 
 
 async def connect(route: Route, *, answer_within: float | None = None) -> asyncpg.Connection:

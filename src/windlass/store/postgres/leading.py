@@ -109,10 +109,8 @@ class LeadVerbs(OperateVerbs):
     @asynccontextmanager
     async def _led(self, leadership: Leadership | None) -> AsyncIterator[asyncpg.Connection]:
         """A transaction that nobody else can be elected during, if a leadership is shown."""
-        async with self._run.transaction() as connection:
-            if leadership is not None:
-                text = self._sql.statement("assert_leader")
-                await connection.execute(text, leadership.holder, leadership.term)
+        shown = () if leadership is None else ("assert_leader", *leadership)
+        async with self._run.transaction(*shown) as connection:
             yield connection
 
 

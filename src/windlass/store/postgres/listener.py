@@ -21,7 +21,7 @@ START_WITHIN = 1.0  # seconds that a worker waits for the first connection befor
 CONNECT_WITHIN = 5.0  # seconds
 ECHO_WITHIN = 5.0  # seconds for a notification to arrive
 PROBE_EVERY = 2.5  # seconds
-ANSWER_WITHIN = 2.5  # seconds for the answer to a probe; a dead connection is known after both
+PROBED_WITHIN = 2.5  # seconds for the answer to a probe; a dead connection is known after both
 LONGEST_PAUSE = 5.0  # seconds before it is tried again
 LONGEST_UNTIL_MENDED = 30.0  # after what only somebody else can mend
 
@@ -133,7 +133,7 @@ class Listener:
         """Look after the connection until it is dead, and raise what it died of."""
         session = None
         while not ended.is_set():
-            row = await connection.fetchrow(self._sql.statement("probe"), timeout=ANSWER_WITHIN)
+            row = await connection.fetchrow(self._sql.statement("probe"), timeout=PROBED_WITHIN)
             session = session or row["session"]
             if row["session"] != session or not row["listens"]:
                 raise StoreUnavailable("the connection has lost the session that listened")

@@ -38,10 +38,12 @@ class Statements:
             await connection.execute(self._sql.statement(name), *arguments)
 
     @asynccontextmanager
-    async def transaction(self, *, confirmed: bool = False) -> AsyncIterator[asyncpg.Connection]:
-        """Open a transaction for several statements."""
+    async def transaction(
+        self, name: str = "limit_idling", *arguments: Any, confirmed: bool = False
+    ) -> AsyncIterator[asyncpg.Connection]:
+        """Open a transaction for several statements; the first one limits the others."""
         async with self._connection(confirmed=confirmed) as connection, transaction(connection):
-            await connection.execute(self._sql.statement("limit_idling"))
+            await connection.execute(self._sql.statement(name), *arguments)
             yield connection
 
     @asynccontextmanager
