@@ -182,6 +182,28 @@ def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
     assert status(windlass, task_id) == "pending"
 
 
+def test_what_ignores_its_cancellation_does_not_change_the_exit_code() -> None:
+    script = """
+import asyncio, sys
+from windlass.cli.loading import run
+
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            pass
+
+async def main():
+    asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    return 3
+
+sys.exit(run(main()))
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 3
+
+
 @pytest.mark.needs_direct("there is no listener without one")
 def test_a_worker_outlives_its_listener_and_still_drains_cleanly(
     tmp_path: Path, environment: dict[str, str], windlass: Run, sql_url: str

@@ -25,6 +25,7 @@ from acceptance.embedded_users import (
 from faults.noting import enqueue_in_the_end
 from windlass import App
 from windlass.model.errors import StoreUnavailable
+from windlass.store.postgres import embedded
 from windlass.store.postgres.embedded import EmbeddedServer, is_installed
 
 pytestmark = [
@@ -210,9 +211,11 @@ async def test_a_server_that_cannot_be_started_again_says_why_until_it_can(direc
         await enqueue_in_the_end(app, 1)
 
 
-async def test_attempts_to_start_it_again_do_not_follow_each_other_at_once(directory: Path) -> None:
+async def test_attempts_to_start_it_again_do_not_follow_each_other_at_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
-    server._pause = 3600
+    monkeypatch.setattr(embedded, "backoff", lambda _: 3600.0)
     (directory / "data" / "postgresql.auto.conf").write_text("work_mem = much\n")
     await asyncio.to_thread(end, directory, signal.SIGKILL)
 

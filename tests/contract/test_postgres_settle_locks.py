@@ -283,6 +283,22 @@ async def test_a_patient_pulse_that_waits_for_a_rescue_keeps_nothing(
     assert not answer.skipped
 
 
+async def test_a_claim_that_seems_expired_and_somebody_holds_is_not_lost_for_who_knows_better(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    """The clock was set ahead during its lease: the worker asks again."""
+    await add(store)
+    held = await claim(store)
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.claim FOR NO KEY UPDATE")
+    await sessions.advance(LEASE + SECOND)
+
+    async with asyncio.timeout(AT_ONCE):
+        answer = await store.pulse(Pulse(WORKER, [held.token], LEASE, 1, False, trusted=True))
+
+    assert answer.skipped == {held.token}
+
+
 async def test_an_expired_claim_that_somebody_holds_is_lost_and_not_skipped(
     store: PostgresStore, sessions: Sessions
 ) -> None:

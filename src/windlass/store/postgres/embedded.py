@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable, WindlassError
+from windlass.service import backoff
 from windlass.store.postgres.embedded_start import (
     HOW_TO_INSTALL,
     SOCKET_NAME,
@@ -35,8 +36,6 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _TURN_SECONDS = 120.0
 _POLL_SECONDS = 0.01
-_SHORTEST_PAUSE = 0.25  # seconds between two attempts to start it again
-_LONGEST_PAUSE = 5.0
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -74,7 +73,7 @@ class EmbeddedServer:
         self._asking = threading.Lock()
         self._attempt: Future[str | None] | None = None  # its result: why it failed
         self._again_at = 0.0  # monotonic
-        self._pause = _SHORTEST_PAUSE
+        self._failures = 0  # to start it again, in a row
         atexit.register(self.release)
 
     @classmethod
@@ -148,10 +147,10 @@ class EmbeddedServer:
             reason = self._start_again()
         finally:
             if reason is None:
-                self._pause, self._again_at = _SHORTEST_PAUSE, 0.0
+                self._failures, self._again_at = 0, 0.0
             else:
-                self._again_at = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+                self._failures += 1
+                self._again_at = time.monotonic() + backoff(self._failures)
             attempt.set_result(reason)
 
     def _start_again(self) -> str | None:
