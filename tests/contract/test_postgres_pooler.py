@@ -233,9 +233,7 @@ async def test_no_migration_is_applied_to_another_database_than_the_one_that_is_
     await connection.execute("DROP SCHEMA windlass CASCADE")
     await connection.close()
     options = PostgresOptions(url=pooled_url, pooler=True, direct_url=empty_sql_url)
-    with pytest.raises(
-        ConfigurationError, match=r"direct_url leads to database '.*'.*no migration"
-    ):
+    with pytest.raises(ConfigurationError, match=r"direct_url leads to database '.*'.*nothing was"):
         await PostgresStore(options).open()
 
     elsewhere = PostgresStore(PostgresOptions(url=empty_sql_url, auto_migrate=False))
@@ -441,6 +439,21 @@ async def test_behind_the_pooler_retention_gives_up_at_once_beside_a_reader(
         assert time.monotonic() < deadline, "the reader has not gone"
     assert retained == Retained(partitions=1)
     assert OVER not in await partitions(store, watcher)
+
+
+async def test_nothing_is_dropped_in_another_database_than_the_one_that_is_used(
+    pooled_url: str, shared_sql_url: str
+) -> None:
+    """The way around the pooler leads to another installation, which may keep its tasks longer."""
+    options = PostgresOptions(url=pooled_url, pooler=True, direct_url=shared_sql_url)
+    store = PostgresStore(options)
+    await store.open()
+    try:
+        leadership = await lead(store)
+        with pytest.raises(ConfigurationError, match="direct_url leads to database"):
+            await store.retain(leadership=leadership)
+    finally:
+        await store.close()
 
 
 async def test_with_a_direct_url_retention_detaches_concurrently_around_the_pooler(

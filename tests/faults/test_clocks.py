@@ -19,6 +19,7 @@ SELECT
     AND started_at <= completed_at AND completed_at <= clock_timestamp() AS in_order
 FROM windlass.tasks
 """
+LASTING = "SELECT FROM windlass.claim WHERE expires_at > clock_timestamp()"
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +86,7 @@ def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
             until((tmp_path / "ledger").exists)
             set_clock.write_text(offset)
             until(lambda: any(worker.has_said("clock.jumped") for worker in workers))
+            until(lambda: run(server.url, LASTING) != [])  # by the new clock
             (tmp_path / "across.go").touch()
             until(lambda: run(server.url, LEFT)[0][0] == 0)
 

@@ -144,6 +144,22 @@ async def test_a_clock_that_jumped_has_to_prove_itself_anew(clocks: Clocks, seco
     assert clocks.watch.steady_for == timedelta(seconds=10)
 
 
+async def test_a_slow_answer_proves_nothing_of_how_long_the_clock_was_steady(
+    clocks: Clocks,
+) -> None:
+    """A step that is as long as the answer took could hide in it."""
+    await clocks.look()
+    clocks.pass_by(100)
+    clocks.after = 0.6
+    await clocks.look()
+    assert clocks.watch.steady_for == timedelta(0)
+    clocks.after = 0.4
+    clocks.pass_by(10)
+    await clocks.look()
+
+    assert clocks.watch.steady_for == timedelta(seconds=10)
+
+
 async def test_whoever_has_just_begun_to_look_believes_nothing_until_the_others_have_beaten(
     clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from windlass.store.port import ClockStore
 from windlass.telemetry import emit
 
-TOLERANCE = timedelta(seconds=2)  # clocks that are set right in passing, and slow answers
+TOLERANCE = timedelta(seconds=2)  # clocks that are set right in passing
+PROMPTLY = 0.5  # seconds: a slower answer may hide a step of as much, and proves nothing
 
 
 class _Reading(NamedTuple):
@@ -39,7 +40,7 @@ class ClockWatch:
         """How long the clock has gone evenly, as far as we have seen."""
         with self._lock:
             seen_at = self._last.asked_at if self._last else self._steady_since
-            return timedelta(seconds=seen_at - self._steady_since)
+            return timedelta(seconds=max(0.0, seen_at - self._steady_since))
 
     async def look(self, store: ClockStore) -> bool:
         """Look at the clock; return whether leases that seem to be over are to be believed so."""
@@ -51,6 +52,8 @@ class ClockWatch:
                 self._doubtful_until = reading.answered_at + self._lease / 3
             else:
                 self._compare(self._last, reading)
+            if reading.answered_at - asked_at > PROMPTLY:
+                self._steady_since = reading.answered_at
             self._last = reading
             return reading.answered_at >= self._doubtful_until
 

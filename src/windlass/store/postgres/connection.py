@@ -271,6 +271,21 @@ async def check_isolation(route: Route, statement: str) -> None:
         )
 
 
+async def check_same_database(
+    direct: Route, connection: asyncpg.Connection, route: Route, statement: str
+) -> None:
+    """Refuse a way around the pooler that leads to another database than the one that is used."""
+    if direct is route:
+        return
+    async with looking(route) as through_pooler:
+        used, other = await through_pooler.fetchrow(statement), await connection.fetchrow(statement)
+    if used != other:
+        raise ConfigurationError(
+            f"direct_url leads to database '{other['name']}' at {address(direct.url)}, and the URL "
+            f"of the app to database '{used['name']}' at {address(route.url)}; nothing was changed"
+        )
+
+
 async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.Pool:
     """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from windlass.model.task import Leadership, Rescued, Retained
-from windlass.store.postgres.connection import connected
+from windlass.store.postgres.connection import check_same_database, connected
 from windlass.store.postgres.operating import OperateVerbs
 
 RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
@@ -101,6 +101,8 @@ class LeadVerbs(OperateVerbs):
             dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
         async with connected(self._direct) as direct:
+            text = self._sql.statement("which_database")
+            await check_same_database(self._direct, direct, self._route, text)
             partitions, waiting = await self._history.retain(
                 direct, behind_pooler=self._direct.pooler
             )

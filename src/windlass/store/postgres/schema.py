@@ -6,9 +6,8 @@ from functools import partial
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreBusy, StoreUnavailable
-from windlass.store.postgres.connection import connected, looking, transaction
+from windlass.store.postgres.connection import check_same_database, connected, looking, transaction
 from windlass.store.postgres.dial import Route
-from windlass.store.postgres.url import address
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
@@ -40,7 +39,8 @@ class Schema:
         try:
             async with connected(self._direct) as connection:
                 self._check_server(connection)
-                await self._check_is_the_same(connection)
+                text = self._sql.statement("which_database")
+                await check_same_database(self._direct, connection, self._route, text)
                 return await self._apply(connection)
         except StoreUnavailable as error:
             if self._direct is self._route or isinstance(error, StoreBusy):
@@ -134,20 +134,6 @@ class Schema:
         if await connection.fetchval(self._sql.statement("is_keyword"), self._sql.schema):
             raise ConfigurationError(
                 f"schema '{self._sql.schema}' is a word of SQL; choose another name"
-            )
-
-    async def _check_is_the_same(self, direct: asyncpg.Connection) -> None:
-        """Nothing is applied to another database than the one that is used."""
-        if self._direct is self._route:
-            return
-        text = self._sql.statement("which_database")
-        async with looking(self._route) as connection:
-            used, other = await connection.fetchrow(text), await direct.fetchrow(text)
-        if used != other:
-            raise ConfigurationError(
-                f"direct_url leads to database '{other['name']}' at {address(self._direct.url)}, "
-                f"and the URL of the app to database '{used['name']}' at "
-                f"{address(self._route.url)}; no migration was applied"
             )
 
     def _check_server(self, connection: asyncpg.Connection) -> None:
