@@ -10,7 +10,16 @@ import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
-from windlass import App, Context, Fail, IdempotencyConflict, Retry, Snooze, StoreUnavailable
+from windlass import (
+    App,
+    ConfigurationError,
+    Context,
+    Fail,
+    IdempotencyConflict,
+    Retry,
+    Snooze,
+    StoreUnavailable,
+)
 from windlass.testing.history_check import (
     ClientLog,
     Quiet,
@@ -117,6 +126,18 @@ async def until_status(task_id: str, status: str, app: App) -> None:
     async with asyncio.timeout(30):
         while (await app.handle(task_id).get()).status != status:
             await asyncio.sleep(0.01)
+
+
+async def test_a_call_that_was_refused_is_known_not_to_have_happened(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    client = ClientLog(calls)
+
+    with pytest.raises(ConfigurationError):
+        await client.enqueue(App("memory:"), "short", {"n": 1}, priority=1000)
+    client.close()
+
+    said = [json.loads(line)["said"] for line in calls.read_text().splitlines()]
+    assert said == ["invoke", "fail"]
 
 
 async def test_a_call_whose_end_is_not_known_stays_unknown(tmp_path: Path) -> None:

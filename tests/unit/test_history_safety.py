@@ -148,6 +148,19 @@ BROKEN = {
         Story().asked().born().claimed("t").wait(3).extended("t").wait(1).returned(None),
         ["I3"],
     ),
+    "rescued after it was extended once, and before the end of the next": (
+        Story()
+        .asked()
+        .born()
+        .claimed("t")
+        .wait(3)
+        .extended("t")
+        .wait(3)
+        .extended("t")
+        .wait(3)
+        .returned(None),
+        ["I3"],
+    ),
     "ran by who has no lease on it": (
         Story().asked().born().claimed("t").ran(1, worker="v"),
         ["I3"],
