@@ -18,6 +18,7 @@ from faults.processes import until
 from faults.servers import SESSIONS, Server
 from windlass import App
 from windlass.model.errors import StoreUnavailable
+from windlass.runtime import worker as worker_module
 
 TASKS = 400
 KILLS = 60
@@ -154,6 +155,33 @@ def test_a_worker_on_a_server_that_does_not_answer_can_be_stopped(
     with server.stopped():
         assert worker.stop() == 1  # not a clean drain: the task runs again
     assert "settlement.abandoned tasks=1\n" in worker.said()
+
+
+async def test_a_worker_that_could_not_write_everything_is_listed_until_its_claims_were_taken_back(
+    database_url: str, watcher: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "FLUSH_WITHIN", 0.2)
+    async with App(database_url, **QUICK) as app:
+        ran = asyncio.Event()
+
+        @app.task
+        async def one() -> None:
+            ran.set()
+
+        holding = watcher.transaction()
+        await holding.start()
+        handle = await one.enqueue()
+        await watcher.execute("SELECT FROM windlass.task FOR UPDATE")
+        async with app.worker(), asyncio.timeout(30):
+            await ran.wait()
+        assert len(await (await app.store()).workers()) == 1
+        await holding.rollback()
+
+        async with app.worker():
+            await handle.result(timeout=30)
+            async with asyncio.timeout(30):
+                while len(await (await app.store()).workers()) > 1:
+                    await asyncio.sleep(0.05)
 
 
 async def test_a_worker_that_fails_cancels_the_block_beside_it(

@@ -111,8 +111,6 @@ class Slots:
             except StoreUnavailable:
                 self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
                 raise
-            if self._was_lost(claim):
-                return  # while that was written
         self._outstanding[claim.token] = len(claim.tasks)
         for job in jobs:
             size = len(job.task.payload)

@@ -318,11 +318,8 @@ class Worker:
             emit("settlement.abandoned", tasks=self._slots.unsettled)
 
     async def _leave(self) -> None:
-        try:
-            async with asyncio.timeout(LEAVE_WITHIN):
-                await self._store.deregister(self._options.info.id)
-        except (StoreUnavailable, TimeoutError) as error:
-            emit("store.unavailable", doing="deregister", error=error)
+        if not self._slots.unsettled:  # or it is listed until its claims were taken back
+            await self._deregister()
         try:
             await _call_all(self._options.on_shutdown)
         finally:
@@ -332,6 +329,13 @@ class Worker:
                 leases_lost=counted("lease.lost"),
                 settlements_lost=counted("settlement.lost"),
             )
+
+    async def _deregister(self) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN):
+                await self._store.deregister(self._options.info.id)
+        except (StoreUnavailable, TimeoutError) as error:
+            emit("store.unavailable", doing="deregister", error=error)
 
 
 def _tell_failed(ended: set[asyncio.Task[None]]) -> None:

@@ -16,7 +16,9 @@ WITH limited AS MATERIALIZED (
 ), asked AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
-    WHERE $6::interval IS NULL AND c.token = ANY ($2::uuid[]) AND (c.expires_at > windlass.clock() OR $7::boolean)
+    WHERE
+        $6::interval IS NULL
+        AND c.token = ANY ($2::uuid[]) AND (c.expires_at > windlass.clock() OR $7::boolean)
 ), held AS MATERIALIZED (
     SELECT c.token
     FROM windlass.claim c
