@@ -40,8 +40,8 @@ def test_a_handler_that_blocks_the_event_loop_is_named_with_its_stack(
     task_id = loop.run_until_complete(main())
     loop.close()
 
-    (told,) = [line for line in caplog.messages if line.startswith("loop.blocked")]
-    assert f"type=greedy task_id={task_id} stack=" in told
+    named = f"type=greedy task_id={task_id} stack="
+    (told,) = [line for line in caplog.messages if "loop.blocked" in line and named in line]
     assert re.search(
         r"stack=[^ ]*test_event_loop\.py:\d+ greedy > [^ ]*test_event_loop\.py:\d+ crunch$", told
     )

@@ -90,7 +90,7 @@ class WorkerProcess:
     def _listens_to_signals(self) -> bool:
         said = self.said()
         has_ended = self._process.poll() is not None
-        return has_ended or "worker.started" in said or "doing=open" in said
+        return has_ended or "worker.started" in said or "doing=" in said  # open, or start
 
     def end(self) -> None:
         """Leave nothing behind, whatever became of it."""
