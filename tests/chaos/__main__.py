@@ -26,6 +26,9 @@ from windlass.testing.history_check import ClientLog, Quiet, read_history, recor
 WORKERS = 4
 BACKOFF = 5.0  # the longest pause of a worker that could not reach the database
 DRAIN_WITHIN = 120.0
+TASKS_PER_SECOND = (
+    50  # beside new ones, while workers come back: a third of what all of them can do
+)
 LEFT = """
 SELECT
     (SELECT count(*) FROM windlass.task) AS tasks,
@@ -70,7 +73,7 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
             await world.rage(seconds)
             await world.calm_down()
             await until(world, all_done=False)
-            since = time.time()
+            since, backlog = time.time(), await ready_tasks(server)
             await asyncio.sleep(BACKOFF + 3)  # work enough for everybody to come back to
             world.producing = False
             await asyncio.gather(*producers)
@@ -80,7 +83,7 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
                 until=time.time(),
                 sweep=SWEEP,
                 term=TERM,
-                queueing=10.0,
+                queueing=3.0 + backlog / TASKS_PER_SECOND,
                 backoff=BACKOFF,
                 workers=await workers(server, fleet),
             )
@@ -114,6 +117,14 @@ async def until(world: World, *, all_done: bool) -> None:
             return
         await asyncio.sleep(0.2)
     raise TimeoutError(f"after {DRAIN_WITHIN:.0f} s there are {left}")
+
+
+async def ready_tasks(server: ChaosServer) -> int:
+    """Count what waits for a slot when the faults are over: it goes first."""
+    connection = await server.connect()
+    count: int = await connection.fetchval("SELECT count(*) FROM windlass.ready")
+    await connection.close()
+    return count
 
 
 async def workers(server: ChaosServer, fleet: Fleet) -> frozenset[str]:

@@ -18,7 +18,7 @@ from windlass.testing.history_check import ClientLog
 
 PACE = (0.2, 2.0)  # seconds between faults
 PRODUCERS = 4
-ENQUEUE_EVERY = 0.04  # seconds, of each producer
+ENQUEUE_EVERY = 0.06  # seconds, of each producer: half of what the workers can do
 STATEMENTS = (
     "claim_tasks",
     "settle_tasks",
