@@ -17,7 +17,9 @@ from windlass.testing.history_check import (
 from windlass.testing.history_check.events import Claimed, Ended, Led, Pulsed, Registered, Returned
 
 MOST_SHOWN = 20
-REPLACED_WITHIN = TERM + TERM / 3 + 1  # seconds: a term, one interval, and some for a busy machine
+REPLACED_WITHIN = (
+    TERM + TERM / 3 + 3
+)  # seconds: a term, one interval, and some for faults that meet
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,11 @@ def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]
         if before and before[-1].holder in own_ids:
             after = [e.at for e in led if e.at > at]  # it may go on leading itself
             leaderless.append((at, min([*after, _replaced_by(at, outcome.world.server.outages)])))
+    began = {event.worker: event.at for event in reversed(entered)}
+    for event in led:  # one that has just begun to watch the clock does not rescue yet
+        trusts_clock_at = began.get(event.holder, 0.0) + LEASE / 3
+        if event.at < trusts_clock_at:
+            leaderless.append((event.at, trusts_clock_at))
     return deaths, leaderless
 
 
