@@ -28,7 +28,6 @@ def test_a_handler_that_blocks_the_event_loop_is_named_with_its_stack(
 
             @app.task
             async def greedy() -> None:
-                await asyncio.sleep(0.5)  # the loop has turned before
                 crunch()
 
             handle = await greedy.enqueue()

@@ -78,7 +78,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "PROBED_WITHIN", 0.5)
     monkeypatch.setattr(listener, "CONNECT_WITHIN", 1.0)
     monkeypatch.setattr(listener, "ECHO_WITHIN", 2.0)
-    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.1)
+    monkeypatch.setattr(listener, "LONGEST_BACKOFF", 0.1)
     monkeypatch.setattr(listener, "LONGEST_UNTIL_MENDED", 0.1)
 
 

@@ -50,7 +50,7 @@ LOCK_TIMEOUT = "SET lock_timeout TO '100ms'"
 NOT_EXISTS = """
 UPDATE windlass.leadership l
 SET holder = $1, term = l.term + 1, expires_at = windlass.clock() + $3::interval
-WHERE $2::bigint IS NULL AND $4::interval IS NOT NULL
+WHERE $2::bigint IS NULL AND $4::interval + $5::interval IS NOT NULL
     AND NOT EXISTS (SELECT FROM windlass.leadership o WHERE o.expires_at > windlass.clock())
 RETURNING l.term
 """

@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.needs_direct("which host is the primary is asked of the hosts themselves"),
 ]
 LEASE = {"lease": 10, "heartbeat": 2}
+WAITING = "FROM pg_stat_activity WHERE application_name = 'windlass' AND wait_event = 'SyncRep'"
 
 
 @pytest.fixture(scope="module")
@@ -156,16 +157,15 @@ async def test_an_enqueue_is_acknowledged_only_once_the_standby_has_it(
     standing: Pair, end: str, key: str | None
 ) -> None:
     """Whoever ends the wait of a commit does not undo it, and does not make it safe either."""
-    waiting = "FROM pg_stat_activity WHERE application_name = 'windlass' AND wait_event = 'SyncRep'"
     async with App(standing.primary.url) as app:
         await app.enqueue("note", {"n": 1})
         await standing.standby.run("SELECT pg_wal_replay_pause()")
         try:
             key = key and f"{key} {end}"
             enqueueing = asyncio.create_task(app.enqueue("note", {"n": 2}, idempotency_key=key))
-            while not await standing.primary.run(f"SELECT {end}(pid) {waiting}"):
+            while not await standing.primary.run(f"SELECT {end}(pid) {WAITING}"):
                 await asyncio.sleep(0.01)
-            again = f"SELECT count(*) {waiting} AND query = 'COMMIT;'"
+            again = f"SELECT count(*) {WAITING} AND query = 'COMMIT;'"
             while not enqueueing.done() and not await standing.primary.run(again):
                 await asyncio.sleep(0.01)
             assert not enqueueing.done()
@@ -181,17 +181,16 @@ async def test_a_key_that_is_found_is_acknowledged_only_once_the_standby_has_its
     standing: Pair,
 ) -> None:
     """Its first call was told that it may not have happened, and is made again by hand."""
-    session = "FROM pg_stat_activity WHERE application_name = 'windlass' AND wait_event = 'SyncRep'"
     async with App(standing.primary.url) as app:
         await standing.standby.run("SELECT pg_wal_replay_pause()")
         try:
             first = asyncio.create_task(app.enqueue("note", {"n": 3}, idempotency_key="found"))
             while not first.done():
-                await standing.primary.run(f"SELECT count(pg_cancel_backend(pid)) {session}")
+                await standing.primary.run(f"SELECT count(pg_cancel_backend(pid)) {WAITING}")
                 await asyncio.sleep(0.01)
             assert isinstance(first.exception(), StoreUnavailable)
             again = asyncio.create_task(app.enqueue("note", {"n": 3}, idempotency_key="found"))
-            while not again.done() and not await standing.primary.run(f"SELECT count(*) {session}"):
+            while not again.done() and not await standing.primary.run(f"SELECT count(*) {WAITING}"):
                 await asyncio.sleep(0.01)
             assert not again.done()
         finally:

@@ -28,15 +28,8 @@ class Seat:
         self.asked: list[Leadership | None] = []
         self.resigned: list[Leadership] = []
 
-    async def lead(
-        self,
-        candidate: UUID,
-        *,
-        current: Leadership | None,
-        term: timedelta,
-        steady_for: timedelta = timedelta(0),
-    ) -> Leadership | None:
-        self.asked.append(current)
+    async def lead(self, candidate: UUID, **options: Any) -> Leadership | None:
+        self.asked.append(options["current"])
         if self.is_gone:
             raise StoreUnavailable("gone")
         return self.answers.pop(0) if self.answers else Leadership(ME, 9)
@@ -123,16 +116,9 @@ async def test_a_term_is_counted_from_asking_and_trusted_for_nine_tenths(
     clock: MovedClock,
 ) -> None:
     class SlowSeat(Seat):
-        async def lead(
-            self,
-            candidate: UUID,
-            *,
-            current: Leadership | None,
-            term: timedelta,
-            steady_for: timedelta = timedelta(0),
-        ) -> Leadership | None:
+        async def lead(self, candidate: UUID, **options: Any) -> Leadership | None:
             clock.now += 0.2
-            return await super().lead(candidate, current=current, term=term, steady_for=steady_for)
+            return await super().lead(candidate, **options)
 
     asked_at = clock.now
     candidate = leader(SlowSeat([Leadership(ME, 4)]))
@@ -286,15 +272,8 @@ async def test_an_election_that_is_not_answered_is_given_up_and_asked_for_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class SilentSeat(Seat):
-        async def lead(
-            self,
-            candidate: UUID,
-            *,
-            current: Leadership | None,
-            term: timedelta,
-            steady_for: timedelta = timedelta(0),
-        ) -> Leadership | None:
-            self.asked.append(current)
+        async def lead(self, candidate: UUID, **options: Any) -> Leadership | None:
+            self.asked.append(options["current"])
             if len(self.asked) == 1:
                 await asyncio.Event().wait()
             stop.set()

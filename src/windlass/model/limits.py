@@ -1,8 +1,11 @@
 """How large a value may be, and how one is shown in a message."""
 
+from datetime import timedelta
+
 LONGEST_SECONDS = 100 * 366 * 86_400.0  # of any duration: a hundred years
 LONGEST_RETENTION = 68 * 365 * 86_400.0  # seconds; the database counts them in 31 bits
 MARGIN = 0.1  # part of a lease or a term at whose end it is no longer trusted
+UNNOTICED_STEP = timedelta(seconds=3)  # of the store's clock, by whoever watches it
 PROMOTE_BATCH = 1000  # tasks that become due, in one statement
 
 _LONGEST_SHOWN = 100  # characters

@@ -36,10 +36,11 @@ class LoopWatch:
 
     async def turn(self) -> None:
         """Give signs of life, in the worker's event loop, until cancelled."""
+        await asyncio.sleep(0)  # from here on called by the loop, and not by who made the task
+        self._frames_below = _depth(sys._getframe())  # noqa: SLF001
         while True:
             self._turned_at = time.monotonic()
             await asyncio.sleep(LOOK_EVERY)
-            self._frames_below = self._frames_below or _depth(sys._getframe())  # noqa: SLF001
             blocked = time.monotonic() - self._turned_at
             if blocked > BLOCKED_AFTER:
                 if self._is_news(self._turned_at):

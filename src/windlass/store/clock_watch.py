@@ -5,11 +5,13 @@ import time
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from windlass.model.limits import UNNOTICED_STEP
 from windlass.store.port import ClockStore
 from windlass.telemetry import emit
 
-TOLERANCE = timedelta(seconds=2)  # clocks that are set right in passing
 PROMPTLY = 0.5  # seconds: a slower answer may hide a step of as much, and proves nothing
+# For clocks that are set right in passing: with two answers it comes to what may go unnoticed.
+TOLERANCE = UNNOTICED_STEP - 2 * timedelta(seconds=PROMPTLY)
 
 
 class _Reading(NamedTuple):
@@ -25,7 +27,8 @@ class ClockWatch:
     lives. So nothing is rescued for one lease: by then it has beaten, and holds its claims again.
     Whoever has just begun to look may have missed one, and waits until the others have beaten.
     After a jump back those of a worker that was lost just then would last for as long: it is told
-    apart from others once the clock was steady for as long as they need to beat.
+    apart from others once the clock was steady for as long as they need to beat. Nothing is
+    rescued until then either: in the very moment of the jump they are not told apart.
     """
 
     def __init__(self, lease: timedelta) -> None:
@@ -66,5 +69,4 @@ class ClockWatch:
         jumped = passed - timedelta(seconds=new.answered_at - last.answered_at)
         emit("clock.jumped", seconds=round(jumped.total_seconds(), 1))
         self._steady_since = new.answered_at
-        if passed > most:
-            self._doubtful_until = new.answered_at + self._lease
+        self._doubtful_until = new.answered_at + self._lease

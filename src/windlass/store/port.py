@@ -196,7 +196,7 @@ class ChoreStore(Protocol):
         """Remove workers that gave no sign of life for three leases.
 
         `steady_for`: how long the caller has seen this store's clock go evenly. If that is a lease
-        of a worker whose last sign of life lies ahead by more than three seconds, the clock was
+        of a worker whose last sign of life lies ahead by more than `UNNOTICED_STEP`, the clock was
         set back and the worker has been silent since. Of whoever is removed, what by this clock
         cannot have been granted yet is over first.
         """

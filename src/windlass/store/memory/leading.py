@@ -5,11 +5,10 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from windlass.model.errors import NotLeader
+from windlass.model.limits import UNNOTICED_STEP
 from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, TaskState
 from windlass.store.memory.state import TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
-
-UNNOTICED_STEP = timedelta(seconds=3)  # back; whoever watches the clock may not see it
 
 
 class LeadVerbs(MemoryTables):

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import asyncpg
 
+from windlass.model.limits import UNNOTICED_STEP
 from windlass.model.task import Leadership, Rescued, Retained
 from windlass.store.postgres.connection import check_same_database, connected
 from windlass.store.postgres.operating import OperateVerbs
@@ -26,7 +27,7 @@ class LeadVerbs(OperateVerbs):
         steady_for: timedelta = timedelta(0),
     ) -> Leadership | None:
         shown = current and current.term
-        won = await self._run.fetchval("lead", candidate, shown, term, steady_for)
+        won = await self._run.fetchval("lead", candidate, shown, term, steady_for, UNNOTICED_STEP)
         return None if won is None else Leadership(candidate, won)
 
     async def resign(self, leadership: Leadership) -> None:
@@ -58,7 +59,8 @@ class LeadVerbs(OperateVerbs):
         self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
     ) -> list[UUID]:
         async with self._led(leadership) as connection:
-            rows = await connection.fetch(self._sql.statement("remove_dead_workers"), steady_for)
+            text = self._sql.statement("remove_dead_workers")
+            rows = await connection.fetch(text, steady_for, UNNOTICED_STEP)
             return [row["id"] for row in rows]
 
     async def tidy(self, *, leadership: Leadership) -> int:

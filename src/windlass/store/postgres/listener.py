@@ -9,7 +9,7 @@ from uuid import uuid4
 import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable
-from windlass.service import backoff, first_of, stop_task
+from windlass.service import LONGEST_BACKOFF, backoff, first_of, stop_task
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.dial import Route
 from windlass.store.postgres.statements import Statements
@@ -22,8 +22,7 @@ CONNECT_WITHIN = 5.0  # seconds
 ECHO_WITHIN = 5.0  # seconds for a notification to arrive
 PROBE_EVERY = 2.5  # seconds
 PROBED_WITHIN = 2.5  # seconds for the answer to a probe; a dead connection is known after both
-LONGEST_PAUSE = 5.0  # seconds before it is tried again
-LONGEST_UNTIL_MENDED = 30.0  # after what only somebody else can mend
+LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what others have to mend
 
 ENDED = "the session that listened was ended"
 DEAF = (
@@ -67,7 +66,7 @@ class Listener:
                 self._tell("listener.deaf" if needs_mending else "listener.lost", error)
                 self._tried.set()
                 self._failures += 1
-                longest = LONGEST_UNTIL_MENDED if needs_mending else LONGEST_PAUSE
+                longest = LONGEST_UNTIL_MENDED if needs_mending else LONGEST_BACKOFF
                 await asyncio.sleep(backoff(self._failures, longest=longest))
 
     def _tell(self, event: str, error: Exception) -> None:

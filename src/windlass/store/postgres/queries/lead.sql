@@ -2,6 +2,7 @@
 -- $1 candidate, $2 current_term (NULL: none), $3 term,
 -- $4 steady_for: a seat is free too if the clock was set back, and went on for one lease of its
 -- holder without a sign of life: the last one lies ahead, or is over while the seat lies ahead.
+-- $5 unnoticed_step: less than that is taken for none.
 -- Locks the seat first: whoever waited decides on what the winner wrote, at the time after the wait.
 WITH seat AS MATERIALIZED (
     SELECT holder, term, expires_at
@@ -23,7 +24,7 @@ WHERE
             p.worker_id = s.holder
             AND (
                 (
-                    p.heartbeat_at > windlass.clock() + interval '3 s'
+                    p.heartbeat_at > windlass.clock() + $5::interval
                     AND p.expires_at - p.heartbeat_at <= $4::interval
                 )
                 OR (

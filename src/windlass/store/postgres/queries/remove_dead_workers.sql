@@ -1,6 +1,6 @@
 -- remove_dead_workers: remove workers silent for three leases; their claims expire by themselves.
 -- $1 steady_for: so long nobody has set the clock. If it was set back before that, the last sign of
--- life of a worker that was lost then lies ahead. Steps of less than 3 s are not told apart from none.
+-- life of a worker that was lost then lies ahead, by more than $2 unnoticed_step.
 -- Claims that by this clock cannot have been granted yet would last as long: they are over, and the
 -- worker is removed once none of them is left.
 -- One whose row somebody holds may be about to give a sign of life: it is left for the next sweep.
@@ -11,10 +11,10 @@ WITH silent AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT p.expires_at - p.heartbeat_at AS lease) l
     WHERE
         p.heartbeat_at + 3 * l.lease <= windlass.clock()
-        OR (p.heartbeat_at > windlass.clock() + interval '3 s' AND l.lease <= $1::interval)
+        OR (p.heartbeat_at > windlass.clock() + $2::interval AND l.lease <= $1::interval)
     FOR UPDATE OF p, w SKIP LOCKED
 ), ahead AS MATERIALIZED (
-    SELECT c.token, s.worker_id
+    SELECT c.token, s.worker_id, s.lease
     FROM silent s
     JOIN windlass.claim c ON c.worker_id = s.worker_id
     WHERE c.expires_at - s.lease > windlass.clock()
@@ -22,6 +22,7 @@ WITH silent AS MATERIALIZED (
     SELECT c.token
     FROM ahead a
     JOIN windlass.claim c ON c.token = a.token
+    WHERE c.expires_at - a.lease > windlass.clock()
     FOR UPDATE OF c SKIP LOCKED
 ), ended AS (
     UPDATE windlass.claim c
