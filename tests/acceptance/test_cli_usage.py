@@ -1,6 +1,5 @@
 """What was typed wrongly is named in one line, whatever it is."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -13,7 +12,9 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner, Result
 
+from windlass import App
 from windlass.cli import main
+from windlass.service import Stop
 
 APP = """
 from windlass import App
@@ -247,10 +248,9 @@ def test_a_worker_whose_database_takes_a_connection_and_is_silent_says_so_while_
 def test_a_worker_that_is_asked_to_stop_while_its_app_opens_stops(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def open_under_a_signal(*_: object) -> bool:
+    async def open_under_a_signal(_: App, stop: Stop) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.1)  # the signal is seen in a turn of the loop
-        return True
+        return await stop.wait()
 
     (tmp_path / "hasty_app.py").write_text(APP)
     monkeypatch.setattr("windlass.cli.run._opened", open_under_a_signal)
