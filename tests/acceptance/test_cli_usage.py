@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from windlass import App
 from windlass.cli import main
 from windlass.service import Stop
+from windlass.telemetry import emit
 
 APP = """
 from windlass import App
@@ -245,15 +246,27 @@ def test_a_worker_whose_database_takes_a_connection_and_is_silent_says_so_while_
     assert told.is_set()
 
 
-def test_a_worker_that_is_asked_to_stop_while_its_app_opens_stops(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is asked to stop while its app opens."""
+
     async def open_under_a_signal(_: App, stop: Stop) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
         return await stop.wait()
 
-    (tmp_path / "hasty_app.py").write_text(APP)
     monkeypatch.setattr("windlass.cli.run._opened", open_under_a_signal)
     monkeypatch.setenv("WINDLASS_DATABASE_URL", "memory:")
 
-    assert run("worker", "hasty_app:app").exit_code == 0
+
+@pytest.mark.usefixtures("asked_to_stop")
+def test_a_worker_that_is_asked_to_stop_while_its_app_opens_stops(
+    run: Callable[..., Result],
+) -> None:
+    assert run("worker", "usage_app:app").exit_code == 0
+
+
+@pytest.mark.usefixtures("asked_to_stop")
+def test_the_exit_code_of_a_worker_is_about_that_worker(run: Callable[..., Result]) -> None:
+    emit("settlement.abandoned", tasks=1)  # by another one in this process
+
+    assert run("worker", "usage_app:app").exit_code == 0

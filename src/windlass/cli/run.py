@@ -25,7 +25,7 @@ from windlass.model.limits import shown
 from windlass.registry import checked_name
 from windlass.service import Stop, backoff, first_of
 from windlass.store.port import Store
-from windlass.telemetry import counted, emit
+from windlass.telemetry import emit
 
 WAIT_FOR_DATABASE = 60.0  # seconds, when a worker starts
 WAIT_IN_SILENCE = 5.0
@@ -84,7 +84,7 @@ async def _work(
         if stop:
             working.stop()
         await working.run()
-    return 1 if counted("settlement.abandoned") else 0
+    return 1 if working.unsettled else 0
 
 
 def _on_signals(stop: Callable[[], None]) -> None:

@@ -137,6 +137,11 @@ class Worker:
 
     # From outside
 
+    @property
+    def unsettled(self) -> int:
+        """Tasks whose outcome is not written; once it has ended, they will run again."""
+        return self._slots.unsettled
+
     def stop(self) -> None:
         """Ask to drain; asked again, insist: what still runs is given back at once."""
         if self._stopping:
@@ -313,12 +318,12 @@ class Worker:
         done, _ = await asyncio.wait([committing], timeout=FLUSH_WITHIN)
         for task in done:
             task.result()
-        if self._slots.unsettled:
+        if self.unsettled:
             # The store does not answer, or somebody holds them: they run again once rescued.
-            emit("settlement.abandoned", tasks=self._slots.unsettled)
+            emit("settlement.abandoned", tasks=self.unsettled)
 
     async def _leave(self) -> None:
-        if not self._slots.unsettled:  # or it is listed until its claims were taken back
+        if not self.unsettled:  # or it is listed until its claims were taken back
             await self._deregister()
         try:
             await _call_all(self._options.on_shutdown)
