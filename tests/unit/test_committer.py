@@ -152,6 +152,23 @@ async def test_an_outage_while_what_is_held_is_looked_for_is_waited_for(
     assert len(bench.settled) == 1
 
 
+async def test_a_store_that_is_silent_while_what_is_held_is_looked_for_is_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(_: Sequence[Settlement]) -> list[bool]:
+        bench.store.busy.clear()
+        return await asyncio.Future()
+
+    monkeypatch.setattr(bench.store, "held", silent)
+    impatient = Committer(store=bench.store, settled=bench.settled.extend, patience=0.01)
+    bench.store.busy = {UUID(int=1)}
+    impatient.add(done(1))
+    impatient.close()
+    await asyncio.wait_for(impatient.run(), 10)
+
+    assert len(bench.settled) == 1
+
+
 async def test_what_is_held_is_given_up_with_the_committer(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from windlass import (
     WindlassError,
 )
 from windlass.client import new_task_id
+from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Enqueued, NewTask
 
 EAST = timezone(timedelta(hours=5))
@@ -361,6 +362,24 @@ async def test_a_wrong_option_of_a_worker_is_named(
 async def test_idle_is_yes_or_no(app: App) -> None:
     with pytest.raises(ConfigurationError, match="until_idle 'no'"):
         await app.run_worker(until_idle="no")  # type: ignore[arg-type]  # on purpose
+
+
+async def test_a_worker_is_not_idle_because_the_store_cannot_be_asked(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await app.store()
+    has_work, answers = store.has_work, list[bool | None]()
+
+    async def unavailable_once(*wanted: Any) -> bool:
+        answers.append(await has_work(*wanted) if answers else None)
+        if answers == [None]:
+            raise StoreUnavailable("gone")
+        return bool(answers[-1])
+
+    monkeypatch.setattr(store, "has_work", unavailable_once)
+    await app.run_worker(until_idle=True)
+
+    assert answers == [None, False]
 
 
 async def test_the_shutdown_timeout_of_a_worker_may_be_a_timedelta(app: App) -> None:
