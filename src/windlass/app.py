@@ -215,7 +215,9 @@ class App(TaskSet):
             queues=queues,
         )
         store = await self.store()
-        clock = ClockWatch(timedelta(seconds=settings.lease))
+        clock = ClockWatch(
+            lease=timedelta(seconds=settings.lease), heartbeat=timedelta(seconds=settings.heartbeat)
+        )
         leader = Leader(
             store=store,
             candidate=info.id,

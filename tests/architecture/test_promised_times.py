@@ -7,6 +7,7 @@ import pytest
 from windlass import service
 from windlass.cli import run
 from windlass.client import verbs
+from windlass.model import limits
 from windlass.runtime import loop_watch
 from windlass.store.postgres import connection, dial
 
@@ -22,6 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         (connection.ANSWER_WITHIN == 60, "enqueueing", "has a minute for each statement"),
         (connection.CONNECT_WITHIN == 10, "enqueueing", "ten seconds for each new connection"),
         (connection.LOOK_WITHIN == 10, "enqueueing", "ten seconds for each look at the schema"),
+        (limits.UNNOTICED_STEP.seconds == 3, "operating", "A step of up to three seconds"),
         (run.WAIT_FOR_DATABASE == 60, "workers", "it waits a minute for it"),
         (loop_watch.BLOCKED_AFTER == 1, "workers", "for over a second"),
     ],

@@ -4,8 +4,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.settings import LEASE, TERM
+from chaos.settings import HEARTBEAT, LEASE, TERM
 from chaos.world import World
+from windlass.store.clock_watch import PROMPTLY
 from windlass.testing.history_check import (
     History,
     Quiet,
@@ -97,7 +98,7 @@ def lost(outcome: Outcome) -> tuple[dict[str, float], list[tuple[float, float]]]
             leaderless.append((at, min([*after, _replaced_by(at, outcome.world.server.outages)])))
     began = {event.worker: event.at for event in reversed(entered)}
     for event in led:  # one that has just begun to watch the clock does not rescue yet
-        trusts_clock_at = began.get(event.holder, 0.0) + LEASE / 3
+        trusts_clock_at = began.get(event.holder, 0.0) + HEARTBEAT + PROMPTLY
         if event.at < trusts_clock_at:
             leaderless.append((event.at, trusts_clock_at))
     return deaths, leaderless

@@ -3,11 +3,12 @@
 from typing import Any
 
 LEASE = 5.0
+HEARTBEAT = 1.0
 SWEEP = 1.0
 TERM = 3.0
 SETTINGS: dict[str, Any] = {
     "lease": LEASE,
-    "heartbeat": 1.0,
+    "heartbeat": HEARTBEAT,
     "sweep": SWEEP,
     "leader_term": TERM,
     "concurrency": 8,

@@ -19,6 +19,15 @@ SELECT
     AND started_at <= completed_at AND completed_at <= clock_timestamp() AS in_order
 FROM windlass.tasks
 """
+SEAT_OF_SOMEBODY_LOST = """
+UPDATE windlass.leadership
+SET holder = gen_random_uuid(), expires_at = clock_timestamp() + interval '1 minute'
+"""
+BEATEN = "SELECT heartbeat_at FROM windlass.worker_pulse"
+KEPT = """
+SELECT FROM windlass.claim
+WHERE claimed_at < clock_timestamp() - interval '4 minutes' AND expires_at > clock_timestamp()
+"""
 LASTING = "SELECT FROM windlass.claim WHERE expires_at > clock_timestamp()"
 
 
@@ -95,6 +104,34 @@ def test_a_jump_of_the_servers_clock_is_told_and_costs_no_task(
         assert all("lease.lost" not in worker.said() for worker in workers)
         statuses = run(server.url, "SELECT status::text, count(*) FROM windlass.tasks GROUP BY 1")
         assert [tuple(row) for row in statuses] == [("completed", 3)]
+    finally:
+        set_clock.write_text("+0")
+        server.release()
+
+
+def test_a_leader_that_starts_after_a_jump_ahead_waits_for_those_that_live(
+    start: Start, tmp_path: Path, set_clock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path / "server")
+    monkeypatch.delenv("LD_PRELOAD")
+    rarely = {**QUICK, "lease": 10, "heartbeat": 5}
+    try:
+        with server.way() as way:
+            asyncio.run(enqueue(way))
+            run(server.url, SEAT_OF_SOMEBODY_LOST)
+            worker = start(url=way, settings={**rarely, "leader_term": 60})
+            until((tmp_path / "ledger").exists)
+            (registered,) = run(server.url, BEATEN)
+            until(lambda: run(server.url, BEATEN) != [registered])  # and not again for a while
+            set_clock.write_text("+300")
+            other = start(url=way, settings=rarely)
+            until(lambda: other.has_said("leader.elected"))
+            until(lambda: run(server.url, KEPT) != [] or worker.has_said("lease.lost"))
+            (tmp_path / "across.go").touch()
+            until(lambda: run(server.url, LEFT)[0][0] == 0)
+
+            assert [worker.stop(), other.stop()] == [0, 0], other.said()
+        assert "lease.lost" not in worker.said()
     finally:
         set_clock.write_text("+0")
         server.release()

@@ -114,7 +114,7 @@ async def test_a_leader_whose_chore_waits_for_a_lock_hands_over_and_can_write_no
             store=store,
             candidate=me,
             term=timedelta(seconds=0.6),
-            clock=ClockWatch(TERM),
+            clock=ClockWatch(lease=TERM, heartbeat=TERM / 3),
             chores=[Chore("tidy", 0.01, remove)],
         )
 
@@ -192,7 +192,7 @@ async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_chang
         store=cut_off,
         candidate=CANDIDATES[0],
         term=term,
-        clock=ClockWatch(TERM),
+        clock=ClockWatch(lease=TERM, heartbeat=TERM / 3),
         chores=[Chore("x", 0.01, promote)],
     )
     leading = asyncio.create_task(leader.run(stop))

@@ -16,6 +16,7 @@ from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 
 HELD = Leadership(UUID(int=1), 1)
+LEASE = timedelta(seconds=30)
 SWEEP = 5.0
 EVERY = {"rescue": SWEEP, "promote": SWEEP, "remove-workers": SWEEP, "retain": 600.0}
 
@@ -43,7 +44,7 @@ class _Answers(MemoryStore):
 
 class _Watch(ClockWatch):
     def __init__(self, *, is_believed: bool = True) -> None:
-        super().__init__(timedelta(seconds=30))
+        super().__init__(lease=LEASE, heartbeat=LEASE / 3)
         self._is_believed = is_believed
 
     async def look(self, _: object) -> bool:

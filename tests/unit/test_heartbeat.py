@@ -38,7 +38,7 @@ class Bench:
             store=self.store,
             worker=ME,
             leases=self.leases,
-            clock=ClockWatch(LEASE),
+            clock=ClockWatch(lease=LEASE, heartbeat=LEASE / 3),
             lease=LEASE,
             every=timedelta(seconds=0.001),
             is_idle=lambda: self.is_idle,

@@ -19,6 +19,7 @@ from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 
 ME = UUID(int=1)
+LEASE = timedelta(seconds=30)
 
 
 class Seat:
@@ -39,7 +40,7 @@ class Seat:
 
 
 def leader(seat: Seat, *chores: Chore) -> Leader:
-    clock = ClockWatch(timedelta(seconds=30))
+    clock = ClockWatch(lease=LEASE, heartbeat=LEASE / 3)
     term = timedelta(seconds=0.3)
     return Leader(store=seat, candidate=ME, term=term, clock=clock, chores=chores)
 
@@ -344,7 +345,7 @@ async def test_nothing_is_rescued_while_the_clock_is_in_doubt(
     async def look(_: object) -> bool:
         return is_believed
 
-    store, watch = _Rescuing(), ClockWatch(timedelta(seconds=30))
+    store, watch = _Rescuing(), ClockWatch(lease=LEASE, heartbeat=LEASE / 3)
     monkeypatch.setattr(watch, "look", look)
     held = await store.lead(ME, current=None, term=timedelta(seconds=15))
     assert held is not None
@@ -373,7 +374,7 @@ async def test_a_candidate_and_the_chore_of_lost_workers_show_how_long_the_clock
 
     monkeypatch.setattr(ClockWatch, "steady_for", timedelta(seconds=7))
     monkeypatch.setattr(ClockWatch, "look", look)
-    store, clock, stop = Watched(), ClockWatch(timedelta(seconds=30)), Stop()
+    store, clock, stop = Watched(), ClockWatch(lease=LEASE, heartbeat=LEASE / 3), Stop()
     (chore,) = [
         each
         for each in chores_module.chores(store, clock, sweep=5)

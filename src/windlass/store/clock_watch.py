@@ -31,8 +31,9 @@ class ClockWatch:
     rescued until then either: in the very moment of the jump they are not told apart.
     """
 
-    def __init__(self, lease: timedelta) -> None:
+    def __init__(self, *, lease: timedelta, heartbeat: timedelta) -> None:
         self._lease = lease.total_seconds()
+        self._heartbeat = heartbeat.total_seconds()
         self._lock = threading.Lock()
         self._last: _Reading | None = None
         self._steady_since = time.monotonic()
@@ -52,7 +53,7 @@ class ClockWatch:
         with self._lock:
             if self._last is None:
                 self._steady_since = reading.answered_at
-                self._doubtful_until = reading.answered_at + self._lease / 3
+                self._doubtful_until = reading.answered_at + self._heartbeat + PROMPTLY
             else:
                 self._compare(self._last, reading)
             if reading.answered_at - asked_at > PROMPTLY:
