@@ -6,6 +6,8 @@ from contextlib import suppress
 import pytest
 
 from windlass import App, TaskState
+from windlass.model.task import Leadership
+from windlass.runtime import worker as worker_module
 
 
 async def test_at_the_deadline_what_still_runs_goes_back_without_an_attempt(app: App) -> None:
@@ -216,3 +218,23 @@ async def test_a_worker_that_stops_says_what_it_waits_for(
     said = [line for line in caplog.messages if line.startswith("worker.stopping")]
     assert len(said) == 1
     assert said[0].endswith("tasks=1")
+
+
+async def test_a_worker_that_cannot_give_up_its_seat_says_so_and_ends(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, resigning = await app.store(), asyncio.Event()
+
+    async def held(_: Leadership) -> None:
+        resigning.set()
+        await asyncio.Future()
+
+    monkeypatch.setattr(store, "resign", held)
+    monkeypatch.setattr(worker_module, "LEAVE_WITHIN", 0.2)
+    caplog.set_level("INFO", logger="windlass")
+    async with app.worker():
+        while "leader.elected" not in caplog.text:
+            await asyncio.sleep(0.01)
+
+    assert resigning.is_set()
+    assert "store.unavailable doing=stop error=windlass-leader did not end" in caplog.text

@@ -198,7 +198,10 @@ class Worker:
             await self._flush(committing)
             stop_services.set()
             # On a database that does not answer none of them ends by itself.
-            ended, _ = await asyncio.wait([fetching, leading, *services], timeout=LEAVE_WITHIN)
+            rest = [fetching, leading, *services]
+            ended, left = await asyncio.wait(rest, timeout=LEAVE_WITHIN)
+            for task in left:
+                emit("store.unavailable", doing="stop", error=f"{task.get_name()} did not end")
             for task in ended:
                 task.result()
         finally:

@@ -151,6 +151,20 @@ class LeadRules(Steps):
         assert new.term > old.term
         assert await store.lead(WORKER, current=old, term=TERM) is None
 
+    async def test_the_seat_of_a_leader_that_left_when_the_clock_was_set_back_is_free(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        old = await self.elect(store)
+        await store.deregister(WORKER)  # and could not resign
+        assert await store.lead(OTHER_WORKER, current=None, term=TERM) is None
+        await self.advance(store, -100 * LEASE)
+
+        new = await store.lead(OTHER_WORKER, current=None, term=TERM)
+
+        assert new is not None
+        assert new.term > old.term
+
     async def test_a_leader_that_lived_on_when_the_clock_was_set_back_keeps_its_seat(
         self, store: Store
     ) -> None:

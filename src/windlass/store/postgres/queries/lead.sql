@@ -1,7 +1,8 @@
 -- lead: renew the term that is shown, or take a seat that is free; nothing if it is taken.
 -- $1 candidate, $2 current_term (NULL: none), $3 term,
 -- $4 steady_for: a seat is free too if the clock was set back, and went on for one lease of its
--- holder without a sign of life: the last one lies ahead, or is over while the seat lies ahead.
+-- holder without a sign of life: the last one lies ahead, or is over while the seat lies ahead. One
+-- that lies ahead is free at once if its holder has left.
 -- $5 unnoticed_step: less than that is taken for none.
 -- Locks the seat first: whoever waited decides on what the winner wrote, at the time after the wait.
 WITH seat AS MATERIALIZED (
@@ -18,6 +19,10 @@ FROM seat s
 WHERE
     (s.holder = $1 AND s.term = $2)
     OR s.expires_at <= windlass.clock()
+    OR (
+        s.expires_at > windlass.clock() + $3::interval
+        AND NOT EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.worker_id = s.holder)
+    )
     OR EXISTS (
         SELECT FROM windlass.worker_pulse p
         WHERE
