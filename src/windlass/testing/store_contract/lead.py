@@ -13,6 +13,7 @@ from windlass.model.errors import (
     NotLeader,
     TaskNotFound,
 )
+from windlass.model.limits import UNNOTICED_STEP
 from windlass.model.task import (
     Answer,
     Enqueued,
@@ -164,6 +165,28 @@ class LeadRules(Steps):
 
         assert new is not None
         assert new.term > old.term
+
+    async def test_a_leader_keeps_its_seat_when_the_clock_was_set_back_by_little(
+        self, store: Store
+    ) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        held = await self.elect(store)
+        await self.advance(store, -UNNOTICED_STEP / 2)
+
+        won = await store.lead(OTHER_WORKER, current=None, term=TERM, steady_for=100 * LEASE)
+
+        assert won is None
+        assert await store.lead(WORKER, current=held, term=TERM) == held
+
+    async def test_a_term_that_is_over_is_not_renewed_by_whoever_holds_the_next_one(
+        self, store: Store
+    ) -> None:
+        old = await self.elect(store)
+        await self.advance(store, TERM + SECOND)
+        new = await self.elect(store)
+
+        assert await store.lead(WORKER, current=old, term=TERM) is None
+        assert await store.lead(WORKER, current=new, term=TERM) == new
 
     async def test_a_leader_that_lived_on_when_the_clock_was_set_back_keeps_its_seat(
         self, store: Store
