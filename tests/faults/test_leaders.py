@@ -11,6 +11,7 @@ import pytest
 
 from contract.pgbouncer import store_options
 from faults.proxy import Effect, Proxy, before
+from faults.scene import worker_info
 from windlass.maintenance.chores import Chore
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import NotLeader, StoreUnavailable
@@ -195,6 +196,7 @@ async def test_the_write_of_a_leader_that_was_cut_off_arrives_too_late_and_chang
         clock=ClockWatch(lease=TERM, heartbeat=TERM / 3),
         chores=[Chore("x", 0.01, promote)],
     )
+    await stores[1].register(worker_info(CANDIDATES[1]), lease=TERM)
     leading = asyncio.create_task(leader.run(stop))
     async with asyncio.timeout(DEADLINE):
         await stalled.reached.wait()

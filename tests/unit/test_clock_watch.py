@@ -49,7 +49,7 @@ async def test_a_clock_that_goes_as_ours_is_believed(
     clocks: Clocks, caplog: pytest.LogCaptureFixture
 ) -> None:
     await clocks.look()
-    for seconds in (10, 5, 600):
+    for seconds in (15, 5, 600):
         clocks.pass_by(seconds)
         assert await clocks.look()
 
