@@ -36,11 +36,10 @@ class LeadVerbs(MemoryTables):
 
     def _leader_is_lost(self, now: datetime, term: timedelta, steady_for: timedelta) -> bool:
         worker = self._leader and self._workers.get(self._leader.holder)
-        is_ahead = self._term_ends_at > now + term
-        if worker is None:
-            return is_ahead  # it has left
-        is_silent = worker.record.heartbeat_at + worker.lease <= now
-        return (is_silent and is_ahead) or _is_lost_ahead(worker, now, steady_for)
+        lives = worker is not None and worker.record.heartbeat_at + worker.lease > now
+        if not lives and self._term_ends_at > now + term:
+            return True
+        return worker is not None and _is_lost_ahead(worker, now, steady_for)
 
     @transaction
     async def resign(self, leadership: Leadership) -> None:
