@@ -148,6 +148,7 @@ async def sessions(watcher: asyncpg.Connection) -> list[int]:
     """The sessions of the test's database, but for those around the pooler."""
     rows = await watcher.fetch(
         "SELECT pid FROM pg_stat_activity WHERE datname = current_database() "
+        "AND backend_type = 'client backend' "  # a vacuum of the server's own is listed too
         "AND application_name NOT IN ('around', 'windlass')"
     )
     return [row["pid"] for row in rows]
