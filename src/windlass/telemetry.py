@@ -3,11 +3,15 @@
 import logging
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 _log = logging.getLogger("windlass")
 _counts: Counter[str] = Counter()
 _counting = threading.Lock()  # the heart tells from a thread of its own
+
+Watcher = Callable[[str, Any], None]
+_watchers: tuple[Watcher, ...] = ()
 
 LEVELS = {
     "lease.lost": logging.WARNING,
@@ -21,6 +25,7 @@ LEVELS = {
     "listener.lost": logging.WARNING,
     "listener.deaf": logging.WARNING,
     "server.restarted": logging.WARNING,
+    "systemd.deaf": logging.WARNING,
     "migration.waiting": logging.WARNING,
     "claim.rescued": logging.WARNING,
     "leader.stepped_down": logging.WARNING,
@@ -28,6 +33,7 @@ LEVELS = {
     "task.dead": logging.WARNING,
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
+    "handler.failed_late": logging.WARNING,
     "service.failed": logging.ERROR,
     "chore.failed": logging.ERROR,
 }
@@ -41,6 +47,32 @@ def emit(event: str, **values: Any) -> None:
     if _log.isEnabledFor(level):
         said = " ".join(f"{key}={_shown(value)}" for key, value in values.items())
         _log.log(level, "%s %s", event, said)
+
+
+def watch(watcher: Watcher) -> None:
+    """Let somebody see what is told from here on."""
+    global _watchers  # noqa: PLW0603 - the seam is one for the process, as the log is
+    _watchers = (*_watchers, watcher)
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Let them see no more."""
+    global _watchers  # noqa: PLW0603
+    _watchers = tuple(one for one in _watchers if one is not watcher)
+
+
+def is_watched() -> bool:
+    """Whether there is anybody to tell."""
+    return bool(_watchers)
+
+
+def tell(event: str, batch: Any) -> None:
+    """Show what happens all the time, a batch at once, to whoever measures; it is not logged."""
+    for watcher in _watchers:
+        try:
+            watcher(event, batch)
+        except Exception:  # noqa: BLE001 - whatever is wrong with a measure, the work goes on
+            _log.exception("%s could not be measured", event)
 
 
 def counted(event: str) -> int:

@@ -2,8 +2,10 @@
 
 import ast
 import asyncio
+import configparser
 import dataclasses
 import inspect
+import json
 import os
 import re
 import shlex
@@ -11,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,10 +25,12 @@ import asyncpg
 import pytest
 
 from windlass import App, ConfigurationError, Context, telemetry
+from windlass.cli import main as cli
 from windlass.cli.main import NOT_BUILT as COMMANDS_NOT_BUILT
 from windlass.client import NOT_BUILT as OPTIONS_NOT_BUILT
 from windlass.model.task import NewTask
-from windlass.settings import Settings
+from windlass.runtime.metrics import Metrics
+from windlass.settings import NOT_SETTINGS, Settings
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +53,7 @@ def blocks(page: Path, language: str) -> Iterator[Block]:
     for number, line in enumerate(page.read_text().splitlines(), start=1):
         if closing:
             if line.strip() == closing:
-                yield Block(start, inspect.cleandoc("\n".join(found)) + "\n")
+                yield Block(start, textwrap.dedent("\n".join(found)) + "\n")
                 closing = ""
             else:
                 found.append(line)
@@ -218,6 +223,42 @@ def test_the_table_of_settings_is_complete() -> None:
     assert shown == [(field.name, field.default) for field in dataclasses.fields(Settings)]
 
 
+@every_page
+def test_every_variable_is_read(page: Path) -> None:
+    named = set(re.findall(r"\bWINDLASS_[A-Z_]+[A-Z]\b", page.read_text()))
+
+    assert named <= {f"WINDLASS_{field.name.upper()}" for field in dataclasses.fields(Settings)} | {
+        *NOT_SETTINGS
+    }
+
+
+def test_a_unit_and_an_image_start_a_worker_that_is_there() -> None:
+    page = ROOT / "docs" / "deploying.md"
+    (unit,) = blocks(page, "ini")
+    service = configparser.RawConfigParser()
+    service.read_string(unit.text)
+    (image,) = blocks(page, "dockerfile")
+    started = [
+        shlex.split(service["Service"]["ExecStart"])[1:],
+        json.loads(image.text.partition("CMD ")[2])[1:],
+    ]
+    (pod,) = blocks(page, "yaml")
+
+    assert service["Service"]["Type"] == "notify"
+    for words in started:
+        name, *arguments = words
+        cli.commands[name].make_context(name, arguments)
+    assert set(re.findall(r"path: (/\w+)", pod.text)) == {"/livez", "/readyz"}
+
+
+def test_every_metric_is_explained() -> None:
+    page = (ROOT / "docs" / "deploying.md").read_text()
+    shown = {family.name for family in Metrics(lambda: (0, 0), lambda: True).collect()}
+
+    explained = set(re.findall(r"`(windlass_\w+?)(?:_total)?`", page))
+    assert explained == shown
+
+
 async def noop() -> None: ...
 
 
@@ -235,9 +276,6 @@ NOT_BUILT: dict[str, Callable[[App], Any]] = {
     'run="process"': lambda app: app.task(run="process")(plain),
     "limit=": lambda app: app.task(limit=3),
     "ctx.progress()": lambda _: context().progress(1, 2),
-    "ctx.transaction()": lambda _: context().transaction(),
-    "ctx.complete()": lambda _: context().complete(1),
-    "ctx.complete_sync()": lambda _: context().complete_sync(1),
     "handle.explain()": lambda app: asyncio.run(app.handle(UUID(int=7)).explain()),
     "app.schedule()": lambda app: app.schedule(),
     "app.queue()": lambda app: app.queue("mail"),
@@ -261,7 +299,7 @@ def test_options_the_readme_says_are_missing_are_refused(name: str) -> None:
     assert f"`{name}`" in (ROOT / "README.md").read_text()
 
     with pytest.raises(ConfigurationError, match="not built yet"):
-        asyncio.run(task.options(**{name: "x"}).enqueue())
+        asyncio.run(task.options(**dict[str, Any]({name: "x"})).enqueue())
 
 
 def test_the_pages_name_the_commands_that_are_missing() -> None:

@@ -92,7 +92,7 @@ async def test_a_handler_that_lost_its_lease_enqueues_and_settles_nothing(app: A
 
     assert kept == []
     assert await handle.result(5) == "second owner"
-    children = await (await app.store()).tasks(TaskFilter(type="child"))
+    children = (await (await app.store()).tasks(TaskFilter(type="child"))).records
     assert len(children) == 2  # the detached ones
 
 

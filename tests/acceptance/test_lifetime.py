@@ -33,7 +33,7 @@ if os.fork():
     os.close(opened[1])
     assert os.read(opened[0], 1) == b"x", "the child has failed"
     app.enqueue_sync("work", {})
-    app.run_sync("close", app.close)
+    app.close_sync()
     os.write(parent_left[1], b"x")
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 signal.alarm(30)  # a child that hangs must not stay behind
@@ -47,7 +47,7 @@ async def count():
     return sum(queue.counts.values())
 
 assert app.run_sync("count", count) == 5
-app.run_sync("close", app.close)
+app.close_sync()
 """
 
 
@@ -59,7 +59,7 @@ from windlass import App
 app = App("embedded:" + sys.argv[1])
 app.enqueue_sync("work", {})
 asyncio.run(app.enqueue("work", {}))
-app.run_sync("close", app.close)
+app.close_sync()
 assert not Path(sys.argv[1], "data", "postmaster.pid").exists(), "the server is still there"
 """
 
@@ -141,7 +141,7 @@ def test_an_app_serves_loop_after_loop_and_thread_beside_thread(app_url: str) ->
         beside += [one.id for one in threads.map(lambda _: app.enqueue_sync("work", {}), range(4))]
 
     assert count(one_after_another + beside) == 11
-    app.run_sync("close", app.close)
+    app.close_sync()
 
 
 def test_an_app_forgets_the_loops_that_have_ended() -> None:
@@ -155,7 +155,7 @@ def test_an_app_forgets_the_loops_that_have_ended() -> None:
         asyncio.run(enqueue())
         asyncio.run(app.enqueue("work", {}))
 
-    assert len(app._opened) == len(app._opening) == 1
+    assert len(app._database._opened) == len(app._database._opening) == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -133,7 +133,7 @@ class Odd:
     def __init__(self, number: int = 0) -> None:
         self.number = number
 
-    def model_dump(self, *, mode: str) -> Any:
+    def model_dump(self, *, mode: str, **_: Any) -> Any:
         if self.number:
             raise LookupError(f"cannot be dumped as {mode}")
         return {}
@@ -170,7 +170,7 @@ async def test_a_value_whose_own_code_raises_fails_its_task_and_frees_its_slot(
             await takes.enqueue(Odd())
 
 
-async def test_a_payload_too_deep_to_be_compared_is_refused(app_url: str) -> None:
+async def test_a_payload_too_deep_to_be_read_is_refused(app_url: str) -> None:
     deep: list[Any] = []
     for _ in range(900):
         deep = [deep]
@@ -179,7 +179,7 @@ async def test_a_payload_too_deep_to_be_compared_is_refused(app_url: str) -> Non
         @app.task
         async def takes(value: Any) -> None: ...
 
-        with pytest.raises(PayloadError, match="would not arrive"):
+        with pytest.raises(PayloadError, match="nested deeper than 200 levels"):
             await takes.enqueue(deep)
-        with pytest.raises(PayloadError, match="would not arrive"):
+        with pytest.raises(PayloadError, match="nested deeper than 200 levels"):
             await app.enqueue("unknown", {"value": deep})

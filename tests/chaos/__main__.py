@@ -29,6 +29,12 @@ DRAIN_WITHIN = 120.0
 TASKS_PER_SECOND = (
     50  # beside new ones, while workers come back: a third of what all of them can do
 )
+SLOTS = WORKERS * int(SETTINGS["concurrency"])
+TO_DO = """
+SELECT
+    (SELECT count(*) FROM windlass.ready),
+    (SELECT coalesce(sum(cardinality(task_ids)), 0)::integer FROM windlass.claim_task)
+"""
 LEFT = """
 SELECT
     (SELECT count(*) FROM windlass.task) AS tasks,
@@ -73,7 +79,7 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
             await world.rage(seconds)
             await world.calm_down()
             await until(world, all_done=False)
-            since, backlog = time.time(), await ready_tasks(server)
+            since, backlog, held = time.time(), *await tasks_to_do(server)
             await asyncio.sleep(BACKOFF + 3)  # work enough for everybody to come back to
             world.producing = False
             await asyncio.gather(*producers)
@@ -83,7 +89,8 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
                 until=time.time(),
                 sweep=SWEEP,
                 term=TERM,
-                queueing=3.0 + backlog / TASKS_PER_SECOND,
+                # What lost workers hold comes back meanwhile, and takes longer the second time.
+                queueing=3.0 + backlog / TASKS_PER_SECOND + held * 3 * SWEEP / SLOTS,
                 backoff=BACKOFF,
                 workers=await workers(server, fleet),
             )
@@ -119,12 +126,12 @@ async def until(world: World, *, all_done: bool) -> None:
     raise TimeoutError(f"after {DRAIN_WITHIN:.0f} s there are {left}")
 
 
-async def ready_tasks(server: ChaosServer) -> int:
-    """Count what waits for a slot when the faults are over: it goes first."""
+async def tasks_to_do(server: ChaosServer) -> tuple[int, int]:
+    """Count what waits for a slot when the faults are over, which goes first, and what is held."""
     connection = await server.connect()
-    count: int = await connection.fetchval("SELECT count(*) FROM windlass.ready")
+    ready, held = await connection.fetchrow(TO_DO)
     await connection.close()
-    return count
+    return ready, held
 
 
 async def workers(server: ChaosServer, fleet: Fleet) -> frozenset[str]:

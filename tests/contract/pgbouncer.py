@@ -8,9 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -55,8 +56,10 @@ class Pooler:
         sessions: int = SESSIONS,  # for each database
         mode: str = "transaction",
         ignored: tuple[str, ...] = (),  # startup parameters
+        also: Mapping[str, str] = MappingProxyType({}),  # settings that go before ours
     ) -> None:
         self.folder = folder
+        self._also = also
         self._sessions, self._mode, self._ignored = sessions, mode, ignored
         self.log = folder / "pgbouncer.log"
         parts = urlsplit(server_url)
@@ -152,7 +155,7 @@ max_client_conn = 1000
 server_round_robin = 1
 server_reset_query =
 server_login_retry = 1
-"""
+""" + "".join(f"{name} = {value}\n" for name, value in self._also.items())
 
     async def close_sessions(self, database_url: str) -> None:
         """Wait until no transaction is under way, and close every session with the database.

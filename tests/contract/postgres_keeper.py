@@ -104,7 +104,7 @@ class Keeper:
     async def spans(self) -> list[Span]:
         """The partitions that are attached or about to be."""
         return [
-            history_module._span(row["name"])
+            history_module.span_of(row["name"])
             for row in await self.partitions()
             if row["attached"] and not row["pending"]
         ]
@@ -118,7 +118,7 @@ class Keeper:
             "WHERE h.id = $1",
             task_id,
         )
-        return history_module._span(name)
+        return history_module.span_of(name)
 
     async def keys(self) -> list[str]:
         rows = await self.watcher.fetch("SELECT key FROM windlass.idempotency ORDER BY key")

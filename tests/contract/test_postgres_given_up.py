@@ -3,6 +3,7 @@
 import asyncio
 
 import asyncpg
+import psycopg
 import pytest
 
 from acceptance.quick import QUICK
@@ -11,6 +12,8 @@ from contract.postgres_sessions import LEASE, Sessions, add, claim, settlements
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Outcome
+from windlass.store.postgres.connection import connected
+from windlass.store.postgres.dial import Route
 from windlass.store.postgres.store import PostgresStore
 
 SLOW_ENDS = """
@@ -75,3 +78,13 @@ async def test_a_settlement_that_a_deadlock_costs_changes_nothing_and_can_be_rep
     assert await store.settle(ends) == [Answer.APPLIED] * 2
     assert await sessions.places(first) == await sessions.places(second) == ["history"]
     await store.close()
+
+
+async def test_to_take_leave_of_a_session_that_was_ended_is_no_error(sql_url: str) -> None:
+    async with connected(Route(sql_url)) as connection:
+        process = await connection.fetchval("SELECT pg_backend_pid()")
+        with psycopg.connect(sql_url, autocommit=True) as other:
+            # Waits for its end, in this thread: the event loop does not see it before we leave.
+            ended = other.execute("SELECT pg_terminate_backend(%s, 30000)", [process]).fetchone()
+
+    assert ended == (True,)

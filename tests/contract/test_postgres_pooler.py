@@ -287,8 +287,8 @@ async def test_more_calls_than_sessions_are_carried_out(
 
     assert len(await sessions(watcher)) == SESSIONS
     assert await claim(store) is None
-    records = await store.tasks(TaskFilter(statuses=(TaskState.COMPLETED,), limit=1000))
-    assert len(records) == 80
+    page = await store.tasks(TaskFilter(statuses=(TaskState.COMPLETED,), limit=1000))
+    assert len(page.records) == 80
 
 
 async def test_a_large_enqueue_stays_in_one_transaction(

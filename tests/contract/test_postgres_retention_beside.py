@@ -36,7 +36,7 @@ async def test_a_reader_is_waited_for_and_stops_nobody(
         unforeseen = await keeper.end(retention=100 * DAY)
         await keeper.enqueue(idempotency_key="k")
         assert await keeper.is_known(ended)
-        assert await keeper.store.tasks(TaskFilter(statuses=(TaskState.COMPLETED,)))
+        assert (await keeper.store.tasks(TaskFilter(statuses=(TaskState.COMPLETED,)))).records
         await keeper.open_reader("READ COMMITTED")
         seen = await reader.fetchval("SELECT count(*) FROM windlass.history WHERE id = $1", ended)
 

@@ -16,12 +16,14 @@ from faults.scene import (
     settlements,
     worker_info,
 )
-from windlass.model.errors import WrongState
+from windlass.model.errors import LeaseLost, WrongState
 from windlass.model.task import (
     Answer,
     CancelAnswer,
     Change,
+    Claim,
     ClaimAnswer,
+    Completion,
     Fence,
     Outcome,
     Pulse,
@@ -85,12 +87,21 @@ def scenario(
     return register
 
 
+def fence_of(claim: Claim) -> Fence:
+    """What a handler of the first task of a claim shows."""
+    return Fence(claim.token, claim.tasks[0].id, claim.tasks[0].generation)
+
+
 # Producers
 
 
 @scenario("enqueue")
 async def enqueue(scene: Scene) -> Call:
-    tasks = [scene.new_task(), scene.new_task(delay=60.0), scene.new_task(idempotency_key="a")]
+    tasks = [
+        scene.new_task(tags=("red", "blue")),
+        scene.new_task(delay=60.0),
+        scene.new_task(idempotency_key="a"),
+    ]
     return lambda store, again: store.enqueue(tasks, repeated=again)
 
 
@@ -104,7 +115,7 @@ async def enqueue_with_a_key_alone(scene: Scene) -> Call:
 async def enqueue_for_a_handler(scene: Scene) -> Call:
     await scene.add()
     claim = await scene.claim()
-    fence = Fence(claim.token, claim.tasks[0].id, claim.tasks[0].generation)
+    fence = fence_of(claim)
     child = scene.new_task()
     return lambda store, again: store.enqueue([child], fence=fence, repeated=again)
 
@@ -213,7 +224,43 @@ async def held(scene: Scene) -> Call:
     return lambda store, again: store.held(ends)
 
 
+# Handlers that end their tasks themselves
+
+
+@scenario("check_completion")
+async def check_completion(scene: Scene) -> Call:
+    await scene.add(1)
+    fence = fence_of(await scene.claim())
+    return lambda store, again: store.check_completion(fence)
+
+
+@scenario("check_completion", about="check_completion", in_steps=True)
+async def check_completion_where_there_is_no_place_yet(scene: Scene) -> Call:
+    await scene.add(retention=timedelta(days=40))
+    fence = fence_of(await scene.claim())
+    await _drop_partitions(scene, beyond=timedelta(days=10))
+    return lambda store, again: store.check_completion(fence)
+
+
+@scenario("completing", if_done=LeaseLost)
+async def completing(scene: Scene) -> Call:
+    await scene.add(2)
+    fence = fence_of(await scene.claim())
+
+    async def complete(store: PostgresStore, again: bool) -> None:
+        completion = Completion(fence=fence, started_after=1.0, result="1")
+        async with store.completing(completion, idle=LEASE):
+            pass  # what is said here has the errors of the driver
+
+    return complete
+
+
 # Hearts
+
+
+@scenario("check")
+async def check(scene: Scene) -> Call:
+    return lambda store, again: store.check()
 
 
 @scenario("register")

@@ -55,6 +55,8 @@ FROM windlass.claim t LEFT JOIN windlass.claim_task k USING (token)
 UNION ALL
 SELECT 'claim_task', to_jsonb(t) - 'token' FROM windlass.claim_task t
 UNION ALL
+SELECT 'completed_within', to_jsonb(t) - 'token' FROM windlass.completed_within t
+UNION ALL
 SELECT 'running', to_jsonb(t) - 'token' FROM windlass.running t
 UNION ALL
 SELECT 'cancel_request', to_jsonb(t) FROM windlass.cancel_request t
@@ -67,6 +69,8 @@ SELECT 'dead', to_jsonb(t) - 'token' FROM windlass.dead t
 UNION ALL
 SELECT 'idempotency', to_jsonb(t) FROM windlass.idempotency t
 UNION ALL
+SELECT 'task_tag', to_jsonb(t) FROM windlass.task_tag t
+UNION ALL
 SELECT 'lane', to_jsonb(t) FROM windlass.lane t
 UNION ALL
 SELECT 'resting_lane', to_jsonb(t) FROM windlass.resting_lane t
@@ -74,6 +78,8 @@ UNION ALL
 SELECT 'queue', to_jsonb(t) FROM windlass.queue t
 UNION ALL
 SELECT 'task_type', to_jsonb(t) FROM windlass.task_type t
+UNION ALL
+SELECT 'setting', to_jsonb(t) FROM windlass.setting t
 UNION ALL
 SELECT 'worker', to_jsonb(t) FROM windlass.worker t
 UNION ALL

@@ -12,11 +12,15 @@ from acceptance.quick import QUICK
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
 from faults.scene import DEADLINE, OTHER_WORKER, Scene, request
-from windlass import App, StoreUnavailable
+from windlass import App, Context, Retry, StoreUnavailable
 from windlass.model.task import Rescued
 
 Side = Callable[[str, int], Point]
 COUNT = "SELECT count(*) FROM windlass.task"
+TAKEN_SEAT = """
+UPDATE windlass.leadership
+SET holder = gen_random_uuid(), expires_at = clock_timestamp() + interval '1 minute'
+"""
 ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1, 2"
 
 
@@ -217,3 +221,40 @@ def warnings(caplog: pytest.LogCaptureFixture) -> set[str]:
     """The events that a worker warned of."""
     said = [one for one in caplog.records if one.name == "windlass"]
     return {one.message.split()[0] for one in said if one.levelno >= logging.WARNING}
+
+
+# A handler's own transaction
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_a_handlers_transaction_whose_commit_was_not_answered_happens_once(
+    proxy: Proxy, database_url: str, direct_url: str, watcher: asyncpg.Connection, side: Side
+) -> None:
+    url, settings = proxy.url(database_url), {**QUICK, "leader_term": 60}
+    app = App(url, direct_url=direct_url, **settings)
+    await watcher.execute("CREATE TABLE effects (attempt integer)")
+    await watcher.execute(TAKEN_SEAT)  # a leader has transactions of its own
+    told: list[type[BaseException]] = []
+
+    @app.task(retry=Retry(max_attempts=3, base=0))
+    async def move(ctx: Context) -> None:
+        try:
+            async with ctx.transaction() as connection:
+                if ctx.attempt == 1:
+                    proxy.at(side(COMMIT, 1), text="COMMIT")
+                await connection.execute("INSERT INTO effects VALUES ($1)", ctx.attempt)
+                ctx.complete("moved")
+        except Exception as error:
+            told.append(type(error))
+            raise
+
+    async with app:
+        handle = await move.enqueue()
+        await app.run_worker(until_idle=True)
+        task = await handle.get()
+
+    assert told == [StoreUnavailable]
+    assert (task.status, task.result) == ("completed", "moved")
+    assert task.attempts == (1 if side is after else 2)
+    assert await watcher.fetchval("SELECT count(*) FROM effects") == 1
+    assert await watcher.fetch("SELECT FROM windlass.claim") == []

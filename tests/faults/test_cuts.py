@@ -23,6 +23,9 @@ ELSEWHERE = {
     "close": "test_cut_opening.py",
     "beside": "asks nothing of the server",
     "listen": "the tests of the listener",
+    "guest": "asks nothing of the server",
+    "enqueue_within": "all or nothing by the caller's own transaction: test_transactions.py",
+    "complete_within": "all or nothing by the handler's own transaction: test_completing.py",
 }
 # A few of each kind: one statement or several, on a connection of the pool or its own.
 PARTED = [

@@ -1,8 +1,10 @@
 """Workers beside a server that restarts, ends sessions, has none to spare, or does not answer."""
 
 import asyncio
+import json
 import random
 import signal
+import socket
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from acceptance.probes import fetch
 from acceptance.quick import QUICK
 from faults.conftest import Start
 from faults.looking import LEFT, run
@@ -227,3 +230,23 @@ def test_a_worker_that_waits_for_its_database_can_be_stopped(start: Start, tmp_p
     until(lambda: worker.has_said("store.unavailable doing=open"))
 
     assert worker.stop() == 0
+
+
+def test_a_worker_whose_server_does_not_answer_is_alive_and_not_ready_until_it_does(
+    server: Server, way: str, start: Start
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    worker = start(url=way, settings={**PATIENT, "health_port": port})
+    until(lambda: "worker.started" in worker.said())
+    until(lambda: fetch(port, "/readyz")[0] == 200)
+
+    with server.stopped():
+        status, body = fetch(port, "/readyz")
+        alive, _ = fetch(port, "/livez")
+
+    assert status == 503
+    assert "the store gave no answer within 5 s" in json.loads(body)["checks"]["store"]
+    assert alive == 200
+    until(lambda: fetch(port, "/readyz")[0] == 200)
+    assert worker.stop() == 0, worker.said()

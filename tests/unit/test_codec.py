@@ -3,6 +3,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, TypedDict
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass import ConfigurationError, Context, PayloadError
-from windlass.codec import ArgumentCodec, check_plain, decode_json, encode_json
+from windlass.codec import ArgumentCodec, check_plain
+from windlass.encoding import decode_json, encode_json
 
 LIMIT = 1000
 
@@ -252,7 +254,7 @@ class Dumped:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def model_dump(self, *, mode: str) -> Any:
+    def model_dump(self, *, mode: str, **_: Any) -> Any:
         assert mode == "json"
         return {"value": self.value}
 
@@ -289,3 +291,31 @@ def test_arguments_that_are_too_large_together_are_refused() -> None:
     assert len(encoded) == LIMIT
     with pytest.raises(PayloadError, match="task 'resize': 1224 bytes"):
         codec(function).encode(("x" * 600, "x" * 600), {}, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_time_in_the_hour_that_is_there_twice_arrives(fold: int) -> None:
+    def remind(at: datetime) -> None: ...
+
+    at = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Zurich"), fold=fold)
+
+    assert through(remind, at)["at"].timestamp() == at.timestamp()
+
+
+def test_models_of_pydantic_with_aliases_and_computed_fields_arrive() -> None:
+    pydantic: Any = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel):  # type: ignore[misc]  # known when it runs
+        model_config = pydantic.ConfigDict(extra="forbid")
+        number: int = pydantic.Field(alias="orderNumber")
+
+        @pydantic.computed_field  # type: ignore[untyped-decorator]
+        def doubled(self) -> int:
+            return 2 * self.number
+
+    def ship(order: Order) -> None: ...
+
+    ship.__annotations__["order"] = Order
+    order = Order(orderNumber=7)
+
+    assert through(ship, order) == {"order": order}

@@ -20,8 +20,11 @@ from windlass import (
     WindlassError,
 )
 from windlass.client import new_task_id
+from windlass.client.asking import EnqueueOptions, Options
+from windlass.client.tasks import TaskSettings
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Enqueued, NewTask
+from windlass.registry import TaskOptions
 
 EAST = timezone(timedelta(hours=5))
 
@@ -110,7 +113,7 @@ async def test_options_are_added_to_those_before(app: App) -> None:
     assert (record.queue, record.max_attempts) == ("bulk", 30_000)
     assert record.scheduled_for.isoformat() == "2199-12-31T19:00:00+00:00"
     with pytest.raises(ConfigurationError, match="'nonsense' is not known"):
-        some.options(nonsense=1)
+        some.options(nonsense=1)  # type: ignore[call-arg]  # on purpose
 
 
 async def test_the_retention_of_a_task_goes_with_it_and_is_registered(
@@ -501,3 +504,8 @@ async def test_a_wrong_timeout_is_named(app: App, limit: Any) -> None:
 
     with pytest.raises(ConfigurationError, match="timeout"):
         await handle.result(limit)
+
+
+def test_type_checkers_know_the_options_that_there_are() -> None:
+    assert set(Options.__annotations__) == set(EnqueueOptions.__dataclass_fields__)
+    assert set(TaskSettings.__annotations__) == {*TaskOptions.__dataclass_fields__, "limit"}

@@ -8,7 +8,7 @@ import pytest
 from windlass.client.asking import EnqueueOptions
 from windlass.client.verbs import REPEAT_AT_MOST, Client
 from windlass.model.errors import StoreBusy, StoreUnavailable
-from windlass.model.task import Enqueued, NewTask
+from windlass.model.task import Enqueued, NewTask, TypeDefaults
 from windlass.registry import Registry
 from windlass.store.memory import MemoryStore
 
@@ -40,6 +40,6 @@ async def test_an_enqueue_is_repeated_if_nobody_knows_what_became_of_it(
     client = Client(store=store, registry=Registry(), max_payload_bytes=1000)
 
     with pytest.raises(type(error)):
-        await client.enqueue_named("resize", {}, EnqueueOptions())
+        await client.enqueue_named(TypeDefaults("resize"), {}, EnqueueOptions())
 
     assert store.calls == calls

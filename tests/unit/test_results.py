@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from windlass import PayloadError
-from windlass.codec import decode_json, encode_json
+from windlass.encoding import decode_json, encode_json
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -35,7 +35,7 @@ class Modelled:
     def __init__(self, value: Any) -> None:
         self.value = value
 
-    def model_dump(self, *, mode: str) -> Any:
+    def model_dump(self, *, mode: str, **_: Any) -> Any:
         assert mode == "json"
         return {"value": self.value}
 
@@ -97,19 +97,29 @@ def test_everything_else_is_stored_as_json(value: Any, stored: Any) -> None:
 
 def test_a_deep_result_is_stored_or_refused() -> None:
     deep: dict[str, Any] = {}
-    for _ in range(900):
+    for _ in range(199):
         deep = {"a": deep}
 
     assert encode(deep).startswith('{"a":')
-    for _ in range(5000):
-        deep = {"a": deep}
-    with pytest.raises(PayloadError, match="recursion"):
-        encode(deep)
+    for levels in (1, 5000):
+        for _ in range(levels):
+            deep = {"a": deep}
+        with pytest.raises(PayloadError, match="nested deeper than 200 levels"):
+            encode(deep)
+    with pytest.raises(PayloadError, match="nested deeper than 200 levels"):
+        encode(["]}\\" * 300, nested(200)])
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
 
 
 def test_a_record_that_raises_when_looked_at_again_is_refused() -> None:
     class Once(Modelled):
-        def model_dump(self, *, mode: str) -> Any:
+        def model_dump(self, *, mode: str, **_: Any) -> Any:
             self.value, now = LookupError("only once"), self.value
             if isinstance(now, Exception):
                 raise now

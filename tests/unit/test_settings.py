@@ -27,7 +27,9 @@ def test_yes_and_no_in_the_environment(text: str, value: bool) -> None:
 def test_each_retention_is_its_own() -> None:
     app = App("memory:", retention=1, dead_retention=2, idempotency_retention=timedelta(seconds=3))
 
-    assert app._retention() == Retention(*(timedelta(seconds=seconds) for seconds in (1, 2, 3)))
+    assert app.settings.kept_for() == Retention(
+        *(timedelta(seconds=seconds) for seconds in (1, 2, 3))
+    )
 
 
 def test_the_database_comes_from_the_argument_then_the_environment(

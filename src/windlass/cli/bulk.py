@@ -1,8 +1,7 @@
 """Do one thing to many tasks, named by id or by filter; or only say what would be done."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 import click
 
@@ -10,6 +9,7 @@ from windlass.app import App
 from windlass.client import Handle
 from windlass.model.errors import WindlassError, WrongState
 from windlass.model.task import TaskFilter, TaskRecord, TaskState
+from windlass.store.port import Store
 
 PAGE = 500
 
@@ -32,7 +32,7 @@ async def act_on(app: App, verb: Verb, chosen: Sequence[str] | TaskFilter, *, dr
     async with app:
         if isinstance(chosen, TaskFilter):
             wanted = replace(chosen, statuses=chosen.statuses or tuple(verb.does))
-            chosen = [record.id for record in await _all(app, wanted)]
+            chosen = await _all(app, wanted)
             if not chosen:
                 states = " or ".join(wanted.statuses)
                 click.echo(f"no task that is {states} fits the filter", err=True)
@@ -56,13 +56,28 @@ async def _foresee(verb: Verb, handle: Handle) -> str:
     return verb.otherwise
 
 
-async def _all(app: App, wanted: TaskFilter) -> list[TaskRecord]:
-    """Every task of a filter, page by page, before anything is done to them."""
+async def _all(app: App, wanted: TaskFilter) -> list[str]:
+    """The id of every task of a filter, before anything is done to them.
+
+    A task that moves from one place to another between two pages may be on both, or on none: all of
+    them are read again until no task turns up that was there before.
+    """
     store = await app.store()
-    found: list[TaskRecord] = []
+    begun = await store.now()
+    found: dict[str, None] = {}
     while True:
-        before = UUID(found[-1].id) if found else None
-        page = await store.tasks(replace(wanted, before=before, limit=PAGE))
-        found += page
-        if len(page) < PAGE:
-            return found
+        new = [record async for record in _pages(store, wanted) if record.id not in found]
+        found |= dict.fromkeys(record.id for record in new)
+        if all(record.created_at >= begun for record in new):
+            return list(found)
+
+
+async def _pages(store: Store, wanted: TaskFilter) -> AsyncIterator[TaskRecord]:
+    after = None
+    while True:
+        page = await store.tasks(replace(wanted, after=after, limit=PAGE))
+        for record in page.records:
+            yield record
+        after = page.rest
+        if after is None:
+            return

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import click
 
+from windlass.cli.printing import legible
 from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
 from windlass.cli.tasks import tasks
@@ -50,7 +51,7 @@ NOT_BUILT = frozenset(
 
 
 def _fail(error: Exception, code: int) -> NoReturn:
-    click.echo(f"windlass: {error}", err=True)
+    click.echo(legible(f"windlass: {error}"), err=True)
     sys.exit(code)
 
 

@@ -7,7 +7,7 @@ import click
 from windlass.app import App
 from windlass.cli.guessing import guess
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
-from windlass.cli.printing import print_json, print_table
+from windlass.cli.printing import legible, print_json, print_table
 from windlass.model.task import TaskState
 from windlass.registry import checked_name
 
@@ -51,7 +51,7 @@ def list_queues(application: str | None, as_json: bool) -> None:
 def pause_queue(application: str | None, name: str) -> None:
     """Grant no more tasks of a queue; what runs goes on."""
     run(_pause(load_lasting_app(application), checked_name("queue", name)))
-    click.echo(f"queue '{name}' is paused; what runs goes on")
+    click.echo(legible(f"queue '{name}' is paused; what runs goes on"))
 
 
 @queues.command("resume")
@@ -59,7 +59,7 @@ def pause_queue(application: str | None, name: str) -> None:
 @click.argument("name")
 def resume_queue(application: str | None, name: str) -> None:
     """Grant tasks of a queue again."""
-    click.echo(run(_resume(load_lasting_app(application), checked_name("queue", name))))
+    click.echo(legible(run(_resume(load_lasting_app(application), checked_name("queue", name)))))
 
 
 async def _pause(app: App, name: str) -> None:

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ from windlass.cli.loading import (
     run,
 )
 from windlass.cli.options import parse_priority, parse_time, single_option
+from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
 from windlass.registry import checked_name
@@ -80,10 +82,16 @@ async def _work(
         working = await app.new_worker(
             queues=queues or None, concurrency=concurrency, shutdown_timeout=shutdown_timeout
         )
-        _on_signals(working.stop)
-        if stop:
+
+        def drain() -> None:
+            notify("STOPPING=1")
             working.stop()
-        await working.run()
+
+        _on_signals(drain)
+        if stop:
+            drain()
+        async with watchdog_told():
+            await working.run(started=partial(notify, "READY=1"))
     return 1 if working.unsettled else 0
 
 

@@ -1,6 +1,7 @@
 """Commands on tasks: to look at them, and to act on what is found."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -11,10 +12,10 @@ from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
-from windlass.cli.printing import print_json, print_table
+from windlass.cli.printing import legible, print_json, print_table
 from windlass.client import Handle, checked_change, checked_reason
 from windlass.model.errors import ConfigurationError
-from windlass.model.task import CancelAnswer, TaskFilter, TaskRecord, TaskState
+from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
 from windlass.registry import checked_name
 
 WAITING = (TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING)
@@ -48,7 +49,7 @@ def _filtered(function: Any) -> Any:
     return function
 
 
-def _filter(
+def task_filter(
     *,
     statuses: Sequence[str],
     type_name: str | None,
@@ -56,8 +57,10 @@ def _filter(
     tag: str | None,
     since: str | None,
     until: str | None,
+    after: str | None = None,
     limit: int = PAGE,
 ) -> TaskFilter:
+    """Return the filter that was typed."""
     return TaskFilter(
         statuses=tuple(TaskState(status) for status in statuses),
         type=None if type_name is None else checked_name("--type", type_name),
@@ -65,6 +68,7 @@ def _filter(
         tag=None if tag is None else checked_name("--tag", tag),
         created_from=None if since is None else parse_time("--since", since),
         created_until=None if until is None else parse_time("--until", until),
+        after=after,
         limit=limit,
     )
 
@@ -78,13 +82,32 @@ def tasks() -> None:
 @app_option
 @_filtered
 @single_option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True)
+@single_option("--after", metavar="POSITION", help="Go on where a listing ended that named it.")
 @json_option
 def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
     """List tasks, newest first."""
-    records = run(_list(load_lasting_app(application), _filter(**wanted, limit=limit)))
+    page = run(list_pages(load_lasting_app(application), task_filter(**wanted, limit=limit)))
     if as_json:
-        print_json(records)
+        print_json(page.records)
+    else:
+        _print_records(page.records)
+    if page.rest is None:
         return
+    if len(page.records) < limit:
+        click.echo(
+            f"looked back to {page.looked_back_to:%Y-%m-%dT%H:%M:%SZ} only, and there are older "
+            f"tasks: say with --since how far to look, or go on with --after {page.rest}",
+            err=True,
+        )
+    else:
+        click.echo(
+            f"the newest {limit}; there may be more: give --limit, or go on with "
+            f"--after {page.rest}",
+            err=True,
+        )
+
+
+def _print_records(records: Sequence[TaskRecord]) -> None:
     print_table(
         ("id", "type", "queue", "status", "attempts", "created"),
         [
@@ -99,13 +122,28 @@ def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any
             for record in records
         ],
     )
-    if len(records) == limit:
-        click.echo(f"the newest {limit}; there may be more: give --limit", err=True)
 
 
-async def _list(app: App, wanted: TaskFilter) -> list[TaskRecord]:
+async def list_pages(app: App, wanted: TaskFilter) -> TaskPage:
+    """List as many as are wanted, from as many pages as it takes.
+
+    A page that came to the end of its looking is the last one, unless it was said how far to look,
+    or nothing was seen yet of the time that was asked for.
+    """
+    since, until = wanted.created_from, wanted.created_until
+    found: dict[str, TaskRecord] = {}
     async with app:
-        return await (await app.store()).tasks(wanted)
+        store = await app.store()
+        while True:
+            left = wanted.limit - len(found)
+            page = await store.tasks(replace(wanted, limit=left))
+            found |= {record.id: record for record in page.records}
+            seen_to = page.looked_back_to
+            is_far_enough = seen_to and not since and not (until and seen_to >= until)
+            if len(found) >= wanted.limit or page.rest is None or is_far_enough:
+                newest_first = sorted(found.values(), key=lambda record: record.id, reverse=True)
+                return replace(page, records=newest_first)
+            wanted = replace(wanted, after=page.rest)
 
 
 @tasks.command("show")
@@ -119,7 +157,7 @@ def show_task(application: str | None, task_id: str, as_json: bool) -> None:
         print_json([record])
         return
     for name, value in _fields(record):
-        click.echo(f"{name + ':':<17}{value}")
+        click.echo(f"{name + ':':<17}{legible(str(value))}")
 
 
 def _fields(record: TaskRecord) -> list[tuple[str, Any]]:
@@ -218,6 +256,6 @@ def _act(
     by_filter = any(wanted.values())
     if bool(task_ids) == by_filter:
         raise ConfigurationError("name tasks either by id or by filter")
-    chosen = task_ids or _filter(**wanted)
+    chosen = task_ids or task_filter(**wanted)
     if run(act_on(load_lasting_app(application), verb, chosen, dry_run=dry_run)):
         raise click.exceptions.Exit(1)

@@ -3,13 +3,13 @@
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict
 from uuid import UUID
 
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
 from windlass.model.task import Change, NewTask, TypeDefaults
 from windlass.registry import (
@@ -20,7 +20,7 @@ from windlass.registry import (
     checked_seconds,
 )
 
-NOT_BUILT = ("expires", "ordering_key", "on_dead", "connection")
+NOT_BUILT = ("expires", "ordering_key", "on_dead")
 LONGEST_REASON = 2000  # characters
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL holds in no text
 
@@ -35,9 +35,26 @@ def new_task_id() -> UUID:
     return UUID(int=value)
 
 
+class Options(TypedDict, total=False):
+    """What `options(...)` takes, for type checkers."""
+
+    queue: str | None
+    priority: int | str | None
+    delay: float | timedelta | None
+    at: datetime | None
+    idempotency_key: str | None
+    max_attempts: int | None
+    tags: Collection[str] | None
+    detached: bool
+    expires: Any
+    ordering_key: Any
+    on_dead: Any
+    connection: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnqueueOptions:
-    """What `options(...)` takes; None leaves the default of the type."""
+    """The same, checked; None leaves the default of the type."""
 
     queue: str | None = None
     priority: int | str | None = None
@@ -45,7 +62,7 @@ class EnqueueOptions:
     at: datetime | None = None
     idempotency_key: str | None = None
     max_attempts: int | None = None
-    tags: Sequence[str] | None = None
+    tags: Collection[str] | None = None
     detached: bool = False
     expires: Any = None
     ordering_key: Any = None
@@ -82,7 +99,7 @@ class EnqueueOptions:
         )
 
 
-def enqueue_options(options: dict[str, Any]) -> EnqueueOptions:
+def enqueue_options(options: Options) -> EnqueueOptions:
     """Check the names of what a call was given."""
     try:
         return EnqueueOptions(**options)
@@ -107,6 +124,14 @@ class Call:
         """Check and encode the call."""
         payload = self.definition.codec.encode(self.args, self.kwargs, max_bytes=max_payload_bytes)
         return self.options.new_task(self.definition.defaults, payload)
+
+    def within(self, connection: Any) -> "Call":
+        """Return the same call as part of the caller's transaction."""
+        if self.options.connection not in (None, connection):
+            raise ConfigurationError(
+                "option 'connection' differs between the calls of one enqueue; give all the same"
+            )
+        return replace(self, options=replace(self.options, connection=connection))
 
 
 def checked_time(what: str, value: Any) -> datetime:
@@ -153,3 +178,18 @@ def checked_reason(value: Any) -> str:
             f"reason {shown(value)} holds a NUL character or half of a surrogate pair; remove it"
         )
     return value
+
+
+def checked_calls(given: Any, connection: Any) -> list[Call]:
+    """Return what `enqueue_many` was given as a list, or raise."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise PayloadError(
+            f"enqueue_many was given a value of type {kind}; use [task.call(...), …]"
+        )
+    calls = list(given)
+    for index, call in enumerate(calls):
+        if not isinstance(call, Call):
+            kind = type(call).__name__
+            raise PayloadError(f"item {index} is of type {kind}; use task.call(...)")
+    return calls if connection is None else [call.within(connection) for call in calls]

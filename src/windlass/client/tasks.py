@@ -1,13 +1,25 @@
 """Functions that can be enqueued."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from datetime import timedelta
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
-from windlass.client.asking import Call, EnqueueOptions, enqueue_options
+from windlass.client.asking import Call, EnqueueOptions, Options, enqueue_options
 from windlass.client.verbs import Handle
 from windlass.context import Context
 from windlass.model.errors import ConfigurationError
+from windlass.policy.retry import Retry
 from windlass.registry import TaskDefinition, TaskOptions, define
 
 P = ParamSpec("P")
@@ -21,8 +33,8 @@ class Outlet(Protocol):
     async def send(self, calls: Sequence["Call"]) -> list["Handle"]:
         """Enqueue calls, all or none."""
 
-    def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine for a caller that has no event loop."""
+    def send_sync(self, name: str, calls: Sequence["Call"]) -> list["Handle"]:
+        """`send` for a caller that has no event loop."""
 
 
 class Task(Generic[P, R]):
@@ -48,7 +60,7 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name!r}>"
 
-    def options(self, **options: Any) -> "TaskWithOptions[P, R]":
+    def options(self, **options: Unpack[Options]) -> "TaskWithOptions[P, R]":
         """Set options for the calls that follow."""
         return TaskWithOptions(self, enqueue_options(options))
 
@@ -62,9 +74,7 @@ class Task(Generic[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
         """Hand the call to the workers, from synchronous code."""
-        call = self.call(*args, **kwargs)
-        outlet = self._bound()
-        return outlet.run_sync("enqueue", lambda: outlet.send([call]))[0]
+        return self._bound().send_sync("enqueue", [self.call(*args, **kwargs)])[0]
 
     def _bound(self) -> Outlet:
         if self.outlet is None:
@@ -81,7 +91,7 @@ class TaskWithOptions(Generic[P, R]):
         self._task = task
         self._options = options
 
-    def options(self, **options: Any) -> "TaskWithOptions[P, R]":
+    def options(self, **options: Unpack[Options]) -> "TaskWithOptions[P, R]":
         """Set further options."""
         enqueue_options(options)
         return TaskWithOptions(self._task, replace(self._options, **options))
@@ -96,9 +106,22 @@ class TaskWithOptions(Generic[P, R]):
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
         """Hand the call to the workers, from synchronous code."""
-        call = self.call(*args, **kwargs)
         outlet = self._task._bound()  # noqa: SLF001 - its own task
-        return outlet.run_sync("enqueue", lambda: outlet.send([call]))[0]
+        return outlet.send_sync("enqueue", [self.call(*args, **kwargs)])[0]
+
+
+class TaskSettings(TypedDict, total=False):
+    """What `@app.task(...)` takes, for type checkers."""
+
+    name: str | None
+    queue: str
+    priority: int | str
+    retry: Retry | int | None
+    timeout: float | timedelta | None
+    run: str | None
+    keep_result: bool
+    retention: timedelta | float | None
+    limit: Any
 
 
 class TaskDecorator(Protocol):
@@ -121,7 +144,7 @@ class TaskSet:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, function: None = None, /, **options: Any) -> TaskDecorator: ...
+    def task(self, function: None = None, /, **options: Unpack[TaskSettings]) -> TaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Define a task; used as `@tasks.task` or `@tasks.task(...)`."""

@@ -5,13 +5,14 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from windlass.client.asking import Call, EnqueueOptions, checked_change, checked_reason
 from windlass.client.results import ResultWaiter
-from windlass.codec import check_plain, decode_json
+from windlass.codec import check_plain
 from windlass.context import current_fence
+from windlass.encoding import decode_json
 from windlass.model.errors import (
     ConfigurationError,
     IdempotencyConflict,
@@ -34,7 +35,8 @@ from windlass.model.task import (
 )
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
-from windlass.store.port import EnqueueStore, OperateStore, ReadStore
+from windlass.store.port import EnqueueStore, Guest, OperateStore, ReadStore
+from windlass.telemetry import tell
 
 T = TypeVar("T")
 
@@ -47,6 +49,13 @@ class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
     """The part of a store that applications use."""
 
 
+class Added(NamedTuple):
+    """What was to be enqueued, and what the store said of each."""
+
+    tasks: Sequence[NewTask]
+    answers: Sequence[Enqueued]
+
+
 class Client:
     """The verbs of a caller, on a store that is open."""
 
@@ -56,7 +65,22 @@ class Client:
         self._max_payload_bytes = max_payload_bytes
         self._waiter = ResultWaiter(store)
 
-    async def enqueue(self, calls: Sequence[Call]) -> list[Enqueued]:
+    def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
+        """Return the connection that all calls bring, if they do; it has to fit the caller."""
+        given = {id(call.options.connection): call.options.connection for call in calls}
+        if len(given) > 1:
+            raise ConfigurationError(
+                "option 'connection' differs between the calls of one enqueue; give all the same"
+            )
+        for connection in given.values():
+            return self.checked_guest(connection, is_async=is_async)
+        return None
+
+    def checked_guest(self, connection: Any, *, is_async: bool) -> Guest | None:
+        """Return a connection of the caller, if there is one, or raise `TypeError`."""
+        return None if connection is None else self._store.guest(connection, is_async=is_async)
+
+    async def enqueue(self, calls: Sequence[Call], guest: Guest | None = None) -> list[Enqueued]:
         """Enqueue calls, all or none; a bad one among many is named by its index."""
         tasks = []
         for index, call in enumerate(calls):
@@ -71,35 +95,51 @@ class Client:
         detached = {checked_flag("detached", call.options.detached) for call in calls}
         fence = None if detached == {True} else self._fence()
         try:
-            return await self._add(tasks, fence)
+            return await self._add(tasks, fence, guest)
         except IdempotencyConflict as conflict:
             if len(calls) == 1:
                 raise
             raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
 
-    async def enqueue_named(
-        self, name: str, payload: dict[str, Any], options: EnqueueOptions
-    ) -> Enqueued:
-        """Enqueue by name, with the defaults that a worker registered or this app defines."""
+    async def defaults(self, name: str) -> TypeDefaults:
+        """Return what this app defines for a type, or else what a worker registered."""
         checked_name("task name", name)
-        limit = self._max_payload_bytes
         definition = self._registry.find(name)
         if definition is not None:
-            defaults = definition.defaults
+            return definition.defaults
+        return await self._store.type_defaults(name) or TypeDefaults(name)
+
+    async def enqueue_named(
+        self,
+        defaults: TypeDefaults,
+        payload: dict[str, Any] | None,
+        options: EnqueueOptions,
+        guest: Guest | None = None,
+    ) -> Enqueued:
+        """Enqueue a task of a type with these defaults."""
+        name, limit = defaults.name, self._max_payload_bytes
+        payload = {} if payload is None else payload
+        definition = self._registry.find(name)
+        if definition is not None:
             text = definition.codec.encode_named(payload, max_bytes=limit)
         else:
-            defaults = await self._store.type_defaults(name) or TypeDefaults(name)
             text = check_plain(name, payload, max_bytes=limit)
         fence = None if checked_flag("detached", options.detached) else self._fence()
-        return (await self._add([options.new_task(defaults, text)], fence))[0]
+        return (await self._add([options.new_task(defaults, text)], fence, guest))[0]
 
-    async def _add(self, tasks: Sequence[NewTask], fence: Fence | None) -> list[Enqueued]:
+    async def _add(
+        self, tasks: Sequence[NewTask], fence: Fence | None, guest: Guest | None
+    ) -> list[Enqueued]:
         """Write tasks; if the connection broke, again: by their ids none is written twice."""
+        if guest is not None:
+            answers = await self._store.enqueue_within(guest, tasks, fence=fence)
+            tell("enqueued", Added(tasks, answers))
+            return answers
         repeat_until = time.monotonic() + REPEAT_WITHIN
         failures = 0
         while True:
             try:
-                return await self._store.enqueue(tasks, fence=fence, repeated=failures > 0)
+                answers = await self._store.enqueue(tasks, fence=fence, repeated=failures > 0)
             except StoreBusy:
                 raise
             except StoreUnavailable:
@@ -107,6 +147,9 @@ class Client:
                 if failures > REPEAT_AT_MOST or time.monotonic() > repeat_until:
                     raise
                 await asyncio.sleep(backoff(failures, longest=REPEAT_WITHIN))
+            else:
+                tell("enqueued", Added(tasks, answers))
+                return answers
 
     def _fence(self) -> Fence | None:
         """The fence of the handler that calls, if it is one of this application's."""

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Protocol
 
 from windlass.model.limits import PROMOTE_BATCH
-from windlass.model.task import Leadership
+from windlass.model.task import Leadership, QueueRecord
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import ChoreStore, ClockStore
-from windlass.telemetry import emit
+from windlass.telemetry import emit, is_watched, tell
 
 RESCUE_BATCH = 100  # claims
+COUNT_EVERY = 15.0  # seconds
 
 
 @dataclass(slots=True)
@@ -41,7 +42,14 @@ class Chore:
         self.due_at = began + max(self.every, took / self.at_most)
 
 
-class LeaderStore(ChoreStore, ClockStore, Protocol):
+class QueueStore(Protocol):
+    """What is counted."""
+
+    async def queues(self) -> list[QueueRecord]:
+        """Return all queues with live tasks or a pause."""
+
+
+class LeaderStore(ChoreStore, ClockStore, QueueStore, Protocol):
     """What the leader asks of the store."""
 
 
@@ -59,6 +67,12 @@ async def _rescue(store: LeaderStore, clock: ClockWatch, leadership: Leadership)
             cancelled=rescued.cancelled,
         )
     return rescued.claims >= RESCUE_BATCH
+
+
+async def _count(store: LeaderStore, _: Leadership) -> bool:
+    if is_watched():  # or nobody would see it
+        tell("counted", await store.queues())
+    return False
 
 
 def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore]:
@@ -103,4 +117,5 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
         Chore("tidy", 2 * sweep, tidy, at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
+        Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20),
     ]

@@ -6,6 +6,7 @@ LONGEST_SECONDS = 100 * 366 * 86_400.0  # of any duration: a hundred years
 LONGEST_RETENTION = 68 * 365 * 86_400.0  # seconds; the database counts them in 31 bits
 MARGIN = 0.1  # part of a lease or a term at whose end it is no longer trusted
 UNNOTICED_STEP = timedelta(seconds=3)  # of the store's clock, by whoever watches it
+DEEPEST_VALUE = 200  # levels of lists and objects in a payload or result, as in check_payload
 PROMOTE_BATCH = 1000  # tasks that become due, in one statement
 
 _LONGEST_SHOWN = 100  # characters
@@ -14,7 +15,7 @@ _LONGEST_SHOWN = 100  # characters
 def shown(value: object) -> str:
     """Return a value as a message names it: short, whatever it is."""
     try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a value that was given may raise anything when looked at
+        text = str.__str__(repr(value))
+    except BaseException:  # noqa: BLE001 - a value that was given may raise anything when looked at
         return f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

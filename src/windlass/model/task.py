@@ -83,6 +83,7 @@ class ClaimedTask(NamedTuple):
     max_attempts: int
     generation: int  # fences every write: an older one is refused
     cancel_reason: str | None  # set when a cancellation was asked for before this claim
+    waited: float = 0.0  # seconds since it became ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,16 @@ class Settlement(NamedTuple):
     delay: float = 0.0  # seconds
     error: str | None = None  # a JSON object: type, message, traceback
     reported: bool = False  # it was reported as running
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """How a handler ends its own task, together with what else it writes."""
+
+    fence: Fence
+    started_after: float | None  # seconds from claim to start
+    result: str | None = None  # JSON
+    is_asked: bool = False  # from here on it may be committed, whatever is heard of it
 
 
 class Answer(StrEnum):
@@ -215,7 +226,7 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
-    """Which tasks to list, newest first, before the task `before`."""
+    """Which tasks to list; `after` is the `rest` of the page before."""
 
     statuses: tuple[TaskState, ...] = ()
     type: str | None = None
@@ -223,8 +234,21 @@ class TaskFilter:
     tag: str | None = None
     created_from: datetime | None = None
     created_until: datetime | None = None
-    before: UUID | None = None
+    after: str | None = None
     limit: int = 50
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPage:
+    """A part of a listing, newest id first.
+
+    A store looks at so many tasks for a page and no more: there may be fewer records than were
+    asked for, or none, although others fit.
+    """
+
+    records: list[TaskRecord]
+    rest: str | None = None  # where the next page goes on, for the store alone; None: that was all
+    looked_back_to: datetime | None = None  # until when, if it stopped looking before it had enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +262,17 @@ class QueueRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TypeDefaults:
+    """What a registered type contributes to a task enqueued by name alone."""
+
+    name: str
+    queue: str = "default"
+    priority: int = 10
+    max_attempts: int = 4
+    retention: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerInfo:
     """What a worker says of itself when it registers."""
 
@@ -248,6 +283,7 @@ class WorkerInfo:
     capacity: int
     types: tuple[str, ...]
     queues: tuple[str, ...] | None
+    defaults: tuple[TypeDefaults, ...] = ()  # of its types, as it registered them
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,17 +302,6 @@ class WorkerRecord:
     running: int
     idle: bool
     leader: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TypeDefaults:
-    """What a registered type contributes to a task enqueued by name alone."""
-
-    name: str
-    queue: str = "default"
-    priority: int = 10
-    max_attempts: int = 4
-    retention: timedelta | None = None
 
 
 class Pulse(NamedTuple):

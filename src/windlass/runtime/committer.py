@@ -10,7 +10,7 @@ from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
 from windlass.service import LONGEST_PATIENCE, answered_within, backoff
 from windlass.store.port import SettleStore
-from windlass.telemetry import emit
+from windlass.telemetry import emit, tell
 
 LARGEST_BATCH = 500
 AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
@@ -22,6 +22,17 @@ class Done(NamedTuple):
 
     job: Job
     settlement: Settlement
+
+    def was_completed(self, answer: Answer) -> bool:
+        """Whether its handler had completed it in a transaction, for all that was to be settled."""
+        return answer is Answer.ALREADY and self.job.completing is not None
+
+
+class Settled(NamedTuple):
+    """What was written, and what the store said of each."""
+
+    batch: Sequence[Done]
+    answers: Sequence[Answer]
 
 
 class Committer:
@@ -89,6 +100,7 @@ class Committer:
                 await self._refused(batch, error)
                 return
             else:
+                tell("settled", Settled(batch, answers))
                 self._report(batch, answers)
                 self._settled(batch)
                 return
@@ -140,5 +152,5 @@ class Committer:
         for done, answer in zip(batch, answers, strict=True):
             if answer is Answer.LOST:
                 emit("settlement.lost", task_id=done.job.task.id, type=done.job.task.type)
-            elif done.settlement.outcome is Outcome.DEAD:
+            elif done.settlement.outcome is Outcome.DEAD and not done.was_completed(answer):
                 emit("task.dead", task_id=done.job.task.id, type=done.job.task.type)

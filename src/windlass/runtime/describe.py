@@ -4,7 +4,8 @@ import traceback
 
 import msgspec
 
-LONGEST_MESSAGE = 10_000  # characters
+LONGEST_TYPE = 200  # characters
+LONGEST_MESSAGE = 10_000
 LONGEST_TRACEBACK = 20_000
 
 
@@ -15,29 +16,28 @@ def describe_exception(error: BaseException) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return the text of something that a handler raised: it may itself raise."""
+    """Return the text of something that a handler raised: it may itself raise, and anything."""
     try:
-        return str(value)
-    except Exception as error:  # noqa: BLE001 - it is the handler's
+        return str.__str__(str(value))  # not of a subclass, whose methods may raise in their turn
+    except BaseException as error:  # noqa: BLE001 - it is the handler's
         return f"<its text raised {type(error).__name__}>"
 
 
 def describe(kind: str, message: str, error: BaseException | None = None) -> str:
     """Return the JSON object that is kept of an error, cut to a bearable size."""
-    kept = {"type": kind, "message": _clean(message, LONGEST_MESSAGE)}
+    kept = {"type": _clean(kind, LONGEST_TYPE), "message": _clean(message, LONGEST_MESSAGE)}
     if error is not None and error.__traceback__ is not None:
         try:
             lines = traceback.format_exception(error)
-        except Exception:  # noqa: BLE001 - the text of an error may itself raise
+        except BaseException:  # noqa: BLE001 - what belongs to an error may itself raise
             lines = traceback.format_tb(error.__traceback__)
         kept["traceback"] = _clean("".join(lines), LONGEST_TRACEBACK)
     return msgspec.json.encode(kept).decode()
 
 
 def _clean(text: str, longest: int) -> str:
-    if len(text) > longest:
-        text = (
-            f"{text[: longest // 2]} … {len(text) - longest} characters … {text[-longest // 2 :]}"
-        )
     # PostgreSQL holds neither the NUL character nor half of a surrogate pair.
-    return text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
+    text = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]} … {len(text) - longest} characters … {text[-longest // 2 :]}"

@@ -13,11 +13,12 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from windlass.codec import encode_json
 from windlass.context import Context, current_fence
+from windlass.encoding import encode_json
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
 from windlass.model.errors import ConfigurationError, Fail, PayloadError, RetryAfter, Snooze
 from windlass.registry import Registry, TaskDefinition, checked_seconds
+from windlass.runtime.completing import Completing
 from windlass.runtime.describe import describe, describe_exception, text_of
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.threads import Threads
@@ -34,11 +35,13 @@ class Executor:
         threads: Threads,
         worker_id: UUID,
         max_result_bytes: int,
+        completing: Callable[[Job, Callable[[Any], str | None]], Completing],
     ) -> None:
         self._registry = registry
         self._threads = threads
         self._worker_id = str(worker_id)
         self._max_result_bytes = max_result_bytes
+        self._completing = completing
         self.state: Any = None  # what the start-up hook returned
 
     async def run(self, job: Job) -> AttemptOutcome | None:
@@ -53,7 +56,7 @@ class Executor:
         job.started_at = time.monotonic()
         try:
             arguments = definition.codec.decode(job.task.payload)
-        except PayloadError as error:
+        except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
             return Failed(describe_exception(error), permanent=True)
         current_fence.set((self._registry, job.fence))
         try:
@@ -66,6 +69,8 @@ class Executor:
             outcome = self._raised(job, error)
         else:
             outcome = self._returned(definition, value)
+        if job.completing is not None:
+            outcome = job.completing.judge(outcome)
         return None if job.is_lost() else outcome
 
     def _call(
@@ -107,6 +112,7 @@ class Executor:
         return await value if inspect.iscoroutine(value) else value
 
     def _context(self, job: Job, definition: TaskDefinition) -> Context:
+        job.completing = own_end = self._completing(job, partial(self._encoded, definition))
         deadline = None
         if definition.timeout is not None:
             deadline = datetime.now(UTC) + timedelta(seconds=definition.timeout)
@@ -120,16 +126,20 @@ class Executor:
             fence=job.claim.fence,
             deadline=deadline,
             state=self.state,
+            _own_end=own_end,
         )
 
     def _returned(self, definition: TaskDefinition, value: Any) -> AttemptOutcome:
-        if value is None or not definition.keep_result:
-            return Succeeded()
         try:
-            what = f"result of task '{definition.name}'"
-            return Succeeded(encode_json(value, what=what, max_bytes=self._max_result_bytes))
-        except PayloadError as error:
+            return Succeeded(self._encoded(definition, value))
+        except BaseException as error:  # noqa: BLE001 - what was returned brings its own code
             return Failed(describe_exception(error), permanent=True)
+
+    def _encoded(self, definition: TaskDefinition, value: Any) -> str | None:
+        if value is None or not definition.keep_result:
+            return None
+        what = f"result of task '{definition.name}'"
+        return encode_json(value, what=what, max_bytes=self._max_result_bytes)
 
     def abandoned(self, job: Job) -> AttemptOutcome | None:
         """Say what becomes of a job whose handler did not give way when it was told to."""
@@ -152,10 +162,13 @@ class Executor:
                 return self._halted(job)
             case Snooze() | RetryAfter():
                 return _put_off(error)
-            case Fail(reason=reason):
+            case Fail():
+                reason = getattr(error, "reason", "no reason was given")
                 return Failed(describe("Fail", text_of(reason)), permanent=True)
             case _Overran():
                 return Failed(describe("TimeoutError", str(error), error))
+            case PayloadError() if job.completing is not None and job.completing.refused is error:
+                return Failed(describe_exception(error), permanent=True)
             case _:
                 return Failed(describe_exception(error))
 
@@ -191,10 +204,10 @@ def _where_is(thread: int) -> str:
 def _put_off(error: Snooze | RetryAfter) -> AttemptOutcome:
     kind = type(error).__name__
     try:
-        seconds = checked_seconds(kind, error.seconds)
+        seconds = checked_seconds(kind, getattr(error, "seconds", None))
     except ConfigurationError as wrong:
         return Failed(describe(kind, str(wrong), error))
     if isinstance(error, Snooze):
         return Snoozed(seconds)
-    reason = text_of(error.reason) or f"to be retried after {seconds:g} s"
+    reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"
     return Failed(describe(kind, reason), retry_after=seconds)

@@ -13,7 +13,7 @@ from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
 from windlass.service import Stop, answered_within, backoff, first_of, patience
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
-from windlass.telemetry import emit
+from windlass.telemetry import emit, tell
 
 LARGEST_CLAIM = 500
 GATHER = 0.005  # seconds to wait for more free slots while there is work
@@ -21,6 +21,7 @@ ENOUGH = 100  # free slots that are worth a claim without waiting for more
 SHORTEST_POLL = 0.02
 LATE = 0.5  # seconds after which any worker promotes what the leader did not
 BUSY_AFTER = 0.5  # seconds without a claim
+STUCK_AFTER = 60.0  # seconds without one although there is room: longer than any answer takes
 
 
 class FetchStore(ClaimStore, PulseStore, ChoreStore, Protocol):
@@ -73,7 +74,8 @@ class Fetcher:
         self._idle = False
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
-        self._turned_at = 0.0  # monotonic, when it last claimed
+        self._turned_at = time.monotonic()  # when it last claimed
+        self._is_alone = False  # a suspect runs, and nothing beside it
 
     @property
     def worker_id(self) -> UUID:
@@ -84,6 +86,14 @@ class Fetcher:
     def idle(self) -> bool:
         """Whether enqueues should notify this worker."""
         return self._idle
+
+    @property
+    def trouble(self) -> str:
+        """Whether it has not looked for work for long, although there would be room."""
+        silent = time.monotonic() - self._turned_at
+        if silent < STUCK_AFTER or self._is_alone or self._room.wanted() < 1:
+            return ""
+        return f"has not looked for work for {silent:.0f} s"
 
     def wake(self) -> None:
         """Look for work now instead of at the next poll."""
@@ -159,7 +169,10 @@ class Fetcher:
             alone,
         )
         async with answered_within(self._patience):
-            return await self._store.claim(asked), asked_at
+            answer = await self._store.claim(asked)
+        if answer.claim is not None:
+            tell("claimed", answer.claim)
+        return answer, asked_at
 
     async def _claim_alone(self, stop: Stop) -> None:
         """Run a suspect with nothing beside it, so that if it kills the worker it is found out.
@@ -171,12 +184,15 @@ class Fetcher:
         if claim is None:
             return
         self._room.hold(claim, asked_at)  # its lease is kept while the others finish
-        is_single = len(claim.tasks) == 1
-        if is_single:
-            await first_of(self._room.emptied(), stop.wait())
-        await self._room.take(claim)
-        if is_single:
-            await first_of(self._room.emptied(), stop.wait())
+        is_single = self._is_alone = len(claim.tasks) == 1
+        try:
+            if is_single:
+                await first_of(self._room.emptied(), stop.wait())
+            await self._room.take(claim)
+            if is_single:
+                await first_of(self._room.emptied(), stop.wait())
+        finally:
+            self._is_alone = False
 
     async def promote_due(self) -> bool:
         """Make due tasks ready: the leader at once, any worker when that does not happen."""

@@ -109,6 +109,11 @@ class Heartbeat:
         self._thread.start()
         await asyncio.to_thread(self._has_beaten.wait, self._answer_within)
 
+    @property
+    def is_beating(self) -> bool:
+        """Whether its thread lives."""
+        return self._thread.is_alive()
+
     async def stop(self) -> None:
         """Stop beating and give the connection back."""
         self._stopping = True

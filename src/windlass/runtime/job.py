@@ -4,9 +4,21 @@ import asyncio
 import time
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from windlass.context import Context
+from windlass.model.attempt import AttemptOutcome
+from windlass.model.errors import PayloadError
 from windlass.model.task import Claim, ClaimedTask, Fence
+
+
+class Judge(Protocol):
+    """What a handler did to end its own task."""
+
+    refused: PayloadError | None  # of a result that no other attempt could keep
+
+    def judge(self, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
+        """Return what is to be settled, given what the handler did after all."""
 
 
 class Halt(Enum):
@@ -25,6 +37,7 @@ class Job:
     task: ClaimedTask
     received_at: float  # monotonic, when the claim's answer arrived
     started_at: float | None = None  # monotonic
+    ended_at: float | None = None  # monotonic, when its handler had returned
     reported: bool = False  # the store may have it as running
     report_confirmed: bool = False
     give_way_at: float | None = None  # monotonic, when it is or was told to end
@@ -32,6 +45,7 @@ class Job:
     halt_reason: str = ""
     runner: asyncio.Task[None] | None = None
     context: Context | None = None
+    completing: Judge | None = None  # for a handler that may end its task itself
 
     def is_lost(self) -> bool:
         """Whether the lease is lost: whatever it returns is dropped."""

@@ -34,6 +34,11 @@ class LoopWatch:
         self._told_of = 0.0  # the last turn before the block that was told
         self._frames_below = 0  # of whatever the event loop calls: its own, and of who runs it
 
+    @property
+    def silent_for(self) -> float:
+        """Seconds since the event loop turned last."""
+        return time.monotonic() - self._turned_at
+
     async def turn(self) -> None:
         """Give signs of life, in the worker's event loop, until cancelled."""
         await asyncio.sleep(0)  # from here on called by the loop, and not by who made the task

@@ -79,6 +79,11 @@ class Slots:
         free = self._concurrency - len(self._running)
         return free + ahead
 
+    @property
+    def filled(self) -> tuple[int, int]:
+        """How many tasks run, and how many may."""
+        return len(self._running), self._concurrency
+
     def busy(self) -> int:
         """How many tasks are held: running, waiting, or not yet written."""
         return len(self._running) + len(self._waiting) + self.unsettled
@@ -160,7 +165,8 @@ class Slots:
             outcome = Failed(describe_exception(error))
         if job in self._running:  # it may have been given up meanwhile
             self._ended += 1
-            may_write = outcome is not None and self._is_held(job, time.monotonic())
+            job.ended_at = time.monotonic()
+            may_write = outcome is not None and self._is_held(job, job.ended_at)
             self._free_slot(job, outcome if may_write else None)
 
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:

@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from windlass.model.limits import shown
+
 _Work = tuple[Future[Any], Callable[[], Any]]
 
 
@@ -50,9 +52,12 @@ class Threads:
             if future.set_running_or_notify_cancel():
                 try:
                     result = call()
-                except StopIteration as error:
-                    # A future refuses it, and whoever waits would do so for ever.
-                    future.set_exception(RuntimeError(f"the handler raised {error!r}"))
+                except (StopIteration, GeneratorExit) as error:
+                    # A future refuses the one and a coroutine takes the other for its own end:
+                    # whoever waits would do so for ever.
+                    wrapped = RuntimeError(f"the handler raised {shown(error)}")
+                    wrapped.__cause__ = error
+                    future.set_exception(wrapped)
                 except BaseException as error:  # noqa: BLE001 - handed to whoever waits
                     future.set_exception(error)
                 else:

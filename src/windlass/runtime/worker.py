@@ -1,8 +1,8 @@
 """Joins the stages with bounded buffers; drains them in order on stop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
@@ -12,21 +12,27 @@ from windlass.model.errors import StoreUnavailable
 from windlass.model.task import ClaimRequest, WorkerInfo
 from windlass.registry import Registry
 from windlass.runtime.committer import Committer, Done
+from windlass.runtime.completing import Completing
 from windlass.runtime.executor import Executor
 from windlass.runtime.fetcher import Fetcher
+from windlass.runtime.health import Health
 from windlass.runtime.heartbeat import Heartbeat, Leases
+from windlass.runtime.hooks import call, call_all
 from windlass.runtime.job import Job
 from windlass.runtime.loop_watch import LoopWatch
+from windlass.runtime.measuring import new_metrics
+from windlass.runtime.monitor import Monitor
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
 from windlass.service import Stop, answered_within, backoff, first_of, patience, stop_task
 from windlass.store.clock_watch import ClockWatch
-from windlass.store.port import Store
-from windlass.telemetry import counted, emit
+from windlass.store.port import Listening, Store
+from windlass.telemetry import counted, emit, unwatch, watch
 
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
+STUCK_AFTER = 60.0  # seconds without a turn of the event loop
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
 
@@ -56,6 +62,7 @@ class WorkerOptions:
     buffer_bytes: int
     buffer_seconds: float
     max_result_bytes: int
+    health: tuple[str, int] | None = None  # host and port to answer probes on
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
 
@@ -84,6 +91,7 @@ class Worker:
             threads=self._threads,
             worker_id=options.info.id,
             max_result_bytes=options.max_result_bytes,
+            completing=self._completing,
         )
         self._leases = Leases(self._lease)
         self._slots = Slots(
@@ -124,6 +132,9 @@ class Worker:
             patience=patience(self._lease),
         )
         self._loop_watch = LoopWatch(self._slots.running)
+        self._beating_heart: Heartbeat | None = None
+        self._listening: Listening | None = None
+        self._is_started = False
         self._stopping = Stop()
         self._insisting = Stop()
 
@@ -131,6 +142,9 @@ class Worker:
 
     def _write(self, done: Done) -> None:
         self._committer.add(done)
+
+    def _completing(self, job: Job, encode: Callable[[Any], str | None]) -> Completing:
+        return Completing(store=self._store, job=job, lease=self._lease, encode=encode)
 
     async def _report(self, jobs: Sequence[Job]) -> None:
         await self._reporter.report(jobs)
@@ -153,26 +167,72 @@ class Worker:
         self, *, until_idle: bool = False, started: Callable[[], None] | None = None
     ) -> None:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
-        if not await self._has_started():
-            return
+        turning = asyncio.create_task(self._loop_watch.turn(), name="windlass-turning")
         try:
-            async with self._beating():
-                await self._work(until_idle=until_idle, started=started)
+            with self._monitored():
+                if not await self._has_started():
+                    return
+                try:
+                    async with self._beating():
+                        await self._work(until_idle=until_idle, started=started)
+                finally:
+                    self._threads.close()
+                    await self._leave()
         finally:
-            self._threads.close()
-            await self._leave()
+            await stop_task(turning)
+
+    @contextmanager
+    def _monitored(self) -> Iterator[None]:
+        """Answer probes while the block lasts, if somebody wants to ask."""
+        if self._options.health is None:
+            yield
+            return
+        health = Health(
+            alive={"event loop": self._stuck_loop, "heart": self._stuck_heart},
+            ready={
+                "worker": self._not_working,
+                "event loop": self._stuck_loop,
+                "heart": self._stuck_heart,
+                "claims": lambda: self._fetcher.trouble,
+                "wake-ups": lambda: "" if self._listening is None else self._listening.trouble,
+            },
+            store=self._store.check,
+        )
+        metrics = new_metrics(lambda: self._slots.filled, lambda: self._companion.is_leader)
+        pages = {"/livez": health.livez, "/readyz": health.readyz, "/metrics": metrics.page}
+        monitor = Monitor(*self._options.health, pages)
+        monitor.start()
+        watch(metrics)
+        try:
+            yield
+        finally:
+            unwatch(metrics)
+            monitor.stop()
+
+    def _not_working(self) -> str:
+        if self._stopping:
+            return "stopping"
+        return "" if self._is_started else "starting"
+
+    def _stuck_loop(self) -> str:
+        silent = self._loop_watch.silent_for
+        return f"has not turned for {silent:.0f} s" if silent > STUCK_AFTER else ""
+
+    def _stuck_heart(self) -> str:
+        heart = self._beating_heart
+        return "has stopped" if heart is not None and not heart.is_beating else ""
 
     @asynccontextmanager
     async def _beating(self) -> AsyncIterator[None]:
         """Keep leases while the block lasts, from a thread that also watches this event loop."""
-        turning = asyncio.create_task(self._loop_watch.turn(), name="windlass-turning")
         heartbeat = self._heartbeat()
         try:
             await heartbeat.start()
+            self._beating_heart = heartbeat
             yield
         finally:
+            self._beating_heart = None
             await heartbeat.stop()
-            await stop_task(turning)
 
     async def _work(self, *, until_idle: bool, started: Callable[[], None] | None) -> None:
         stop_fetching, stop_services = Stop(), Stop()
@@ -184,6 +244,7 @@ class Worker:
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         try:
+            self._is_started = True
             if started is not None:
                 started()
             waiting = asyncio.create_task(self._until_stop(until_idle), name="windlass-stop")
@@ -233,7 +294,7 @@ class Worker:
         info = self._options.info
         await self._register()
         for hook in self._options.on_startup:
-            state = await _call(hook)
+            state = await call(hook)
             if state is not None:
                 self._executor.state = state
         emit("worker.started", worker_id=info.id, concurrency=self._options.concurrency)
@@ -278,7 +339,7 @@ class Worker:
         def wake() -> None:
             loop.call_soon_threadsafe(self._fetcher.wake)
 
-        async with self._store.listen(wake):
+        async with self._store.listen(wake) as self._listening:
             await self._fetcher.run(stop)
 
     async def _until_stop(self, until_idle: bool) -> None:
@@ -329,7 +390,7 @@ class Worker:
         if not self.unsettled:  # or it is listed until its claims were taken back
             await self._deregister()
         try:
-            await _call_all(self._options.on_shutdown)
+            await call_all(self._options.on_shutdown)
         finally:
             emit(
                 "worker.stopped",
@@ -351,22 +412,3 @@ def _tell_failed(ended: set[asyncio.Task[None]]) -> None:
     for task in ended:
         if error := task.exception():
             emit("service.failed", service=task.get_name(), error=error)
-
-
-async def _call(hook: Callable[[], Any]) -> Any:
-    result = hook()
-    return await result if isinstance(result, Awaitable) else result
-
-
-async def _call_all(hooks: Sequence[Callable[[], Any]]) -> None:
-    """Call each, whatever those before it raised; raise what they did."""
-    errors = []
-    for hook in hooks:
-        try:
-            await _call(hook)
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
-    if len(errors) > 1:
-        raise ExceptionGroup("several shut-down hooks failed", errors)
-    if errors:
-        raise errors[0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from windlass.model.task import (
@@ -12,6 +12,7 @@ from windlass.model.task import (
     Change,
     ClaimAnswer,
     ClaimRequest,
+    Completion,
     Ended,
     Enqueued,
     Fence,
@@ -25,6 +26,7 @@ from windlass.model.task import (
     Settlement,
     Started,
     TaskFilter,
+    TaskPage,
     TaskRecord,
     TypeDefaults,
     WorkerInfo,
@@ -32,8 +34,36 @@ from windlass.model.task import (
 )
 
 
-class EnqueueStore(Protocol):
+class Guest(Protocol):
+    """A connection that a caller brings, to write in its own transaction."""
+
+    is_async: bool
+
+    @property
+    def commits_by_itself(self) -> bool:
+        """Whether each statement is a transaction of its own, for none is open."""
+
+    async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
+        """Run a statement with texts for its parameters and return its rows.
+
+        On a synchronous connection it never suspends, so that `run_now` can run it.
+        """
+
+
+class GuestStore(Protocol):
+    """How callers bring their own connections."""
+
+    def guest(self, connection: Any, *, is_async: bool) -> Guest:
+        """Take in a connection of the caller, or raise `TypeError`."""
+
+
+class EnqueueStore(GuestStore, Protocol):
     """What a producer needs."""
+
+    async def enqueue_within(
+        self, guest: Guest, tasks: Sequence[NewTask], *, fence: Fence | None = None
+    ) -> list[Enqueued]:
+        """Add all tasks or none as `enqueue` does, once the guest's transaction commits."""
 
     async def enqueue(
         self,
@@ -91,6 +121,24 @@ class SettleStore(Protocol):
         """Say which of these somebody else's transaction holds, so that the others need not wait."""
 
 
+class CompleteStore(GuestStore, Protocol):
+    """What a handler needs that ends its task in a transaction of its own."""
+
+    async def check_completion(self, fence: Fence) -> None:
+        """Raise `LeaseLost` if the claim or the generation is gone; make room for the ended task."""
+
+    def completing(
+        self, completion: Completion, *, idle: timedelta
+    ) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction that ends the task when it is left, if its claim still holds then.
+
+        It may idle for so long between two statements. Whatever is raised within rolls it back.
+        """
+
+    async def complete_within(self, guest: Guest, completion: Completion) -> None:
+        """End the task once the guest's transaction commits, or raise `LeaseLost`."""
+
+
 class PulseStore(Protocol):
     """What the heartbeat needs."""
 
@@ -138,8 +186,12 @@ class ReadStore(Protocol):
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
         """Return those that ended, and the ids that nobody knows."""
 
-    async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
-        """List tasks, newest id first."""
+    async def tasks(self, wanted: TaskFilter) -> TaskPage:
+        """List a page of tasks, as they are at one moment.
+
+        Pages that follow one another hold every task that fits and stays in its state meanwhile,
+        and hold it once. Raise `ConfigurationError` if `after` is not what a page said.
+        """
 
     async def queues(self) -> list[QueueRecord]:
         """List every queue that has live tasks or is paused."""
@@ -211,6 +263,13 @@ class ChoreStore(Protocol):
         """Remove ended tasks whose time is over, with their idempotency keys."""
 
 
+class CheckStore(Protocol):
+    """What tells whether a worker can work."""
+
+    async def check(self) -> None:
+        """Raise unless the store answers, and is as this version needs it."""
+
+
 class ClockStore(Protocol):
     """By which clock leases and terms are measured."""
 
@@ -218,10 +277,18 @@ class ClockStore(Protocol):
         """Return the store's time."""
 
 
+class Listening(Protocol):
+    """How the listening for new work goes."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it is broken and being repaired; nothing if it is not."""
+
+
 class WakeStore(Protocol):
     """How a fetcher hears of new work before it polls."""
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[Listening]:
         """Call `wake` whenever there may be work, until the context is left."""
 
 
@@ -229,11 +296,13 @@ class Store(
     EnqueueStore,
     ClaimStore,
     SettleStore,
+    CompleteStore,
     PulseStore,
     OperateStore,
     ReadStore,
     LeadStore,
     ChoreStore,
+    CheckStore,
     ClockStore,
     WakeStore,
     Protocol,

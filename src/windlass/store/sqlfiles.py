@@ -7,7 +7,9 @@ from importlib.resources import files
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import shown
 
-_SCHEMA_NAME = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+# Of the 63 bytes that PostgreSQL gives a channel, '.wake' takes five.
+_LONGEST_SCHEMA = 58
+_SCHEMA_NAME = re.compile(rf"(?!pg_)[a-z_][a-z0-9_]{{0,{_LONGEST_SCHEMA - 1}}}")
 _QUALIFIER = re.compile(r"\bwindlass\.")
 
 
@@ -27,8 +29,8 @@ def checked_schema(name: str) -> str:
     """Return a name that needs no quotes, or raise."""
     if not _SCHEMA_NAME.fullmatch(name):
         raise ConfigurationError(
-            f"schema {shown(name)}: use lower case letters, digits and underscores, at most 63, "
-            "and not pg_ at the beginning"
+            f"schema {shown(name)}: use lower case letters, digits and underscores, at most "
+            f"{_LONGEST_SCHEMA}, and not pg_ at the beginning"
         )
     return name
 

@@ -2,16 +2,30 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, Never
 from uuid import UUID
 
-from windlass.model.errors import IdempotencyConflict, LeaseLost
+from windlass.model.errors import ConfigurationError, IdempotencyConflict, LeaseLost
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
 from windlass.store.memory.state import TaskEntry, comparable
 from windlass.store.memory.tables import MemoryTables, transaction
+from windlass.store.port import Guest
 
 
 class EnqueueVerbs(MemoryTables):
     """New tasks, and the defaults of their types."""
+
+    def guest(self, connection: Any, *, is_async: bool) -> Never:  # noqa: ARG002 - takes none
+        kind = type(connection).__qualname__
+        raise ConfigurationError(
+            f"option 'connection' was given a {kind}, and a store in memory takes part in no "
+            "transaction; leave it out, or use PostgreSQL"
+        )
+
+    async def enqueue_within(
+        self, guest: Guest, tasks: Sequence[NewTask], *, fence: Fence | None = None
+    ) -> Never:
+        raise AssertionError(f"a guest in memory: {guest}, {tasks}, {fence}")
 
     @transaction
     async def enqueue(

@@ -4,14 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from itertools import islice
 from uuid import UUID
 
+from windlass.model.errors import ConfigurationError
+from windlass.model.limits import shown
 from windlass.model.task import (
     ENDS,
     Ended,
     QueueRecord,
     TaskFilter,
+    TaskPage,
     TaskRecord,
     TaskState,
     WorkerRecord,
@@ -38,10 +40,16 @@ class ReadVerbs(MemoryTables):
         return ended, [each for each in task_ids if each not in known]
 
     @transaction
-    async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
-        newest_first = sorted(self._tasks.items(), reverse=True)
-        found = (task_record(task) for _, task in newest_first if matches(task, wanted))
-        return list(islice(found, wanted.limit))
+    async def tasks(self, wanted: TaskFilter) -> TaskPage:
+        before = None if wanted.after is None else _position(wanted.after)
+        found = sorted(
+            task_id
+            for task_id, task in self._tasks.items()
+            if matches(task, wanted) and (before is None or task_id < before)
+        )
+        page = found[: -wanted.limit - 1 : -1]
+        rest = page[-1].hex if len(page) < len(found) else None
+        return TaskPage([task_record(self._tasks[each]) for each in page], rest)
 
     @transaction
     async def queues(self) -> list[QueueRecord]:
@@ -74,3 +82,12 @@ class ReadVerbs(MemoryTables):
             task.asked.type in types and (queues is None or task.queue in queues)
             for task in claimed
         )
+
+
+def _position(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"position {shown(text)} is of no listing; give what a page said, as it is"
+        ) from None

@@ -114,6 +114,7 @@ def claimed_task(task: TaskEntry) -> ClaimedTask:
         max_attempts=task.asked.max_attempts,
         generation=task.generation,
         cancel_reason=task.cancel_reason,
+        waited=(task.claimed_at - task.scheduled_for).total_seconds() if task.claimed_at else 0.0,
     )
 
 
@@ -157,7 +158,6 @@ def matches(task: TaskEntry, wanted: TaskFilter) -> bool:
         and (wanted.tag is None or wanted.tag in task.asked.tags)
         and (wanted.created_from is None or task.created_at >= wanted.created_from)
         and (wanted.created_until is None or task.created_at < wanted.created_until)
-        and (wanted.before is None or task.asked.id < wanted.before)
     )
 
 

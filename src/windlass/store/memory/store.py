@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from windlass.store.memory.claiming import ClaimVerbs
+from windlass.store.memory.completing import CompleteVerbs
 from windlass.store.memory.enqueueing import EnqueueVerbs
 from windlass.store.memory.leading import LeadVerbs
 from windlass.store.memory.operating import OperateVerbs
@@ -11,7 +12,15 @@ from windlass.store.memory.reading import ReadVerbs
 from windlass.store.memory.settling import SettleVerbs
 
 
-class MemoryStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, OperateVerbs, ReadVerbs, LeadVerbs):
+class NoTrouble:
+    """Listening that cannot break."""
+
+    trouble = ""
+
+
+class MemoryStore(
+    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, OperateVerbs, ReadVerbs, LeadVerbs
+):
     """All verbs on plain dictionaries; may be used from several threads and event loops."""
 
     async def open(self) -> None:
@@ -24,16 +33,19 @@ class MemoryStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, OperateVerbs, ReadVerbs
         """Return itself: the lock makes it safe for every thread."""
         return self
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+    async def check(self) -> None:
+        """Do nothing: it is always there."""
+
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[NoTrouble]:
         """Call `wake`, from any thread, whenever there may be work."""
         return self._listening(wake)
 
     @asynccontextmanager
-    async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+    async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[NoTrouble]:
         with self._lock:
             self._listeners.append(wake)
         try:
-            yield
+            yield NoTrouble()
         finally:
             with self._lock:
                 self._listeners.remove(wake)

@@ -65,7 +65,7 @@ class ClaimVerbs(PostgresParts):
         self._look_behind_soon()
         claim = None
         if len(rows) > 1:
-            claimed = tuple(ClaimedTask(*row[:9]) for row in rows[1:])
+            claimed = tuple(ClaimedTask(*row[:10]) for row in rows[1:])
             claim = Claim(token, report["fence"], claimed, request.alone)
         return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
 

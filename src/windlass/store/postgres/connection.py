@@ -18,6 +18,8 @@ from windlass.model.errors import (
     PayloadError,
     StoreBusy,
     StoreUnavailable,
+    TaskNotFound,
+    WindlassError,
     WrongState,
 )
 from windlass.store.postgres.dial import Route, dial
@@ -29,10 +31,17 @@ CONNECT_WITHIN = 10.0  # seconds until a server has let us in
 LOOK_WITHIN = 10.0  # seconds for each look at a database that is opened
 ANSWER_WITHIN = 60.0  # seconds for any statement: nobody waits for ever on a dead connection
 
+# What a connection may raise that is of no use any more; a timeout is an OSError.
+_BROKEN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
 _OURS = {
     "WL001": LeaseLost,
+    "WL002": IdempotencyConflict,
     "WL003": WrongState,
     "WL004": NotLeader,
+    "WL005": PayloadError,
+    "WL006": ConfigurationError,
+    "WL007": TaskNotFound,
 }
 # Classes of SQLSTATE that say: this server, now; not: this statement. 28 and 3D come from a pool
 # that opens one more connection, long after the first was let in.
@@ -55,12 +64,9 @@ def translated(url: str | None = None) -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         state = error.sqlstate or ""
-        if state == "WL002":
-            conflict = IdempotencyConflict(_said(error))
-            conflict.index = int(error.detail)
-            raise conflict from error
-        if state in _OURS:
-            raise _OURS[state](_said(error)) from error
+        promised = ours(state, _said(error), error.detail)
+        if promised is not None:
+            raise promised from error
         if state == "55P03":
             raise StoreBusy(f"somebody holds what this call needs: {_said(error)}") from error
         if state == "42501":
@@ -87,6 +93,17 @@ def translated(url: str | None = None) -> Iterator[None]:
         asyncio.IncompleteReadError,
     ) as error:
         raise StoreUnavailable(f"{_database(url)} {_unreachable(error)}") from error
+
+
+def ours(state: str, said: str, detail: str | None) -> WindlassError | None:
+    """What one of our own functions has raised."""
+    kind = _OURS.get(state)
+    if kind is None:
+        return None
+    promised = kind(said)
+    if isinstance(promised, IdempotencyConflict):
+        promised.index = int(detail or 0)
+    return promised
 
 
 def _database(url: str | None) -> str:
@@ -124,11 +141,11 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
         self._unconfirmed = False
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the driver's
-        """Take leave of the server; one that is silent is left without a word.
+        """Take leave of the server; one that is silent or gone is left without a word.
 
         The driver's pool closes what is out of date in a task of which nobody hears.
         """
-        with suppress(TimeoutError):
+        with suppress(*_BROKEN):
             await super().close(timeout=GIVE_UP_AFTER if timeout is None else timeout)
 
     def has_unconfirmed(self) -> bool:
@@ -163,6 +180,7 @@ def _leave_to_parent() -> None:
             descriptor = transport.get_extra_info("socket").fileno()
             if descriptor >= 0:  # not if its event loop has ended and closed it
                 os.dup2(nowhere, descriptor, inheritable=False)
+            connection._aborted = True  # noqa: SLF001 - or the driver complains that nobody closed it
     os.close(nowhere)
 
 
@@ -194,9 +212,13 @@ def _session(route: Route) -> dict[str, Any]:
     return {"server_settings": settings, **asked}
 
 
-async def connect(route: Route, *, answer_within: float | None = None) -> asyncpg.Connection:
-    """Open one connection outside any pool of ours."""
+async def connect(
+    route: Route, *, answer_within: float | None = None, to_any: bool = False
+) -> asyncpg.Connection:
+    """Open one connection outside any pool of ours; `to_any`: to a server that takes no writes too."""
     options = {"command_timeout": answer_within, **_session(route)}
+    if to_any:
+        options["target_session_attrs"] = "any"
     with translated(route.url), _checked(route.url):
         return await dial(route.revive, route.url, connection_class=_Connection, **options)
 
@@ -223,25 +245,26 @@ def looking(route: Route) -> AbstractAsyncContextManager[asyncpg.Connection]:
 
 
 @asynccontextmanager
-async def transaction(connection: asyncpg.Connection) -> AsyncIterator[None]:
-    """Commit what is done within, or roll it back.
+async def transaction(connection: asyncpg.Connection, **kind: Any) -> AsyncIterator[None]:
+    """Commit what is done within, or roll it back; the kind is as for the driver's own.
 
     Whoever gives up does not wait for a server that is silent: it rolls back by itself, once it
     finds that nobody is there.
     """
-    begun = connection.transaction()
+    begun = connection.transaction(**kind)
     await begun.__aenter__()
     try:
         yield
     except BaseException as error:
-        await _roll_back(connection, begun, error)
+        await roll_back(connection, begun, error)
         raise
     await begun.__aexit__(None, None, None)
 
 
-async def _roll_back(
+async def roll_back(
     connection: asyncpg.Connection, begun: asyncpg.transaction.Transaction, why: BaseException
 ) -> None:
+    """Take back what was done; whatever goes wrong meanwhile, the reason is what is raised."""
     try:
         async with asyncio.timeout(GIVE_UP_AFTER):
             await begun.__aexit__(type(why), why, why.__traceback__)
@@ -286,8 +309,21 @@ async def check_same_database(
         )
 
 
-async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.Pool:
-    """Open a pool whose connections keep nothing between uses, so that none needs a reset."""
+async def create_pool(
+    route: Route, *, size: int, learn_types: str, forget: str | None = None
+) -> asyncpg.Pool:
+    """Open a pool; `forget` is run between uses, if others than we use its connections.
+
+    We ourselves keep nothing in a session, and spare the round trip.
+    """
+
+    async def reset(connection: asyncpg.Connection) -> None:
+        if forget is None or route.pooler:  # behind a pooler it would be another session
+            return
+        try:
+            await connection.execute(forget)
+        except _BROKEN:
+            connection.terminate()  # whoever is next is given another
 
     async def learn(connection: asyncpg.Connection) -> None:
         # To look up types the driver changes a setting of the session and then puts it back.
@@ -306,13 +342,9 @@ async def create_pool(route: Route, *, size: int, learn_types: str) -> asyncpg.P
             command_timeout=ANSWER_WITHIN,
             init=learn,
             connect=partial(dial, route.revive),
-            reset=_keep_as_it_is,
+            reset=reset,
             **_session(route),
         )
-
-
-async def _keep_as_it_is(_: asyncpg.Connection) -> None:
-    """Spare the round trip of a reset: nothing of ours outlives its transaction."""
 
 
 @contextmanager

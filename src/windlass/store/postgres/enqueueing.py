@@ -1,19 +1,23 @@
 """Enqueue on PostgreSQL."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import msgspec
 
 from windlass.model.errors import IdempotencyConflict, StoreUnavailable
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
+from windlass.store.port import Guest
 from windlass.store.postgres.connection import translated
+from windlass.store.postgres.guests import guest_of
 from windlass.store.postgres.parts import PostgresParts, used
 
 ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
+GUEST_CHUNK = 32 << 20  # bytes of payload per statement on a connection of the caller
 LOOK_AGAIN_AT_MOST = 5  # times, at what a call did that is being repeated
 
 
@@ -56,7 +60,7 @@ class EnqueueVerbs(PostgresParts):
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
                 chunk = tasks[start : start + ENQUEUE_CHUNK]
                 arguments = _enqueue_arguments(chunk, fence, repeated)
-                with _counted_from(start, self._options.url):
+                with counted_from(start), translated(self._options.url):
                     rows = await connection.fetch(text, *arguments)
                 _mark_known(answers, rows, start)
                 known.update(start + place for place, *_ in rows)
@@ -64,6 +68,28 @@ class EnqueueVerbs(PostgresParts):
                 added = [task.id for place, task in enumerate(tasks) if place not in known]
                 if await connection.fetchval(self._sql.statement("any_ended"), added):
                     raise _Overtaken
+        return answers
+
+    def guest(self, connection: Any, *, is_async: bool) -> Guest:
+        return guest_of(connection, is_async=is_async)
+
+    async def enqueue_within(
+        self, guest: Guest, tasks: Sequence[NewTask], *, fence: Fence | None = None
+    ) -> list[Enqueued]:
+        statement = self._sql.statement("enqueue_within")
+        shown = None if fence is None else msgspec.json.encode(fence._asdict()).decode()
+        chunks = list(_chunks(tasks))
+        by_itself = len(chunks) > 1 and guest.commits_by_itself
+        answers: list[Enqueued] = []
+        async with _in_one_transaction(guest) if by_itself else nullcontext():
+            for chunk in chunks:
+                with counted_from(len(answers)):
+                    rows = await guest.fetch(statement, _as_json(chunk), shown)
+                ids = [UUID(str(row[0])) for row in rows]
+                answers += [
+                    Enqueued(task_id, created=task_id == task.id)
+                    for task_id, task in zip(ids, chunk, strict=True)
+                ]
         return answers
 
     async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:
@@ -98,6 +124,9 @@ class EnqueueVerbs(PostgresParts):
             [one.priority for one in types],
             [one.max_attempts for one in types],
             [_seconds(one.retention) for one in types],
+            self._options.retention.ended,
+            self._options.retention.keys,
+            self._options.max_payload_bytes,
         )
 
 
@@ -133,13 +162,56 @@ def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int)
 
 
 @contextmanager
-def _counted_from(start: int, url: str) -> Iterator[None]:
+def counted_from(start: int) -> Iterator[None]:
+    """Count the index of a conflict from the beginning of the call, not of its chunk."""
     try:
-        with translated(url):
-            yield
+        yield
     except IdempotencyConflict as conflict:
         conflict.index += start
         raise
+
+
+def _chunks(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
+    """Parts of a call that are small enough for one value of jsonb."""
+    start, size = 0, 0
+    for place, task in enumerate(tasks):
+        if size > GUEST_CHUNK:
+            yield tasks[start:place]
+            start, size = place, 0
+        size += len(task.payload)
+    yield tasks[start:]
+
+
+@asynccontextmanager
+async def _in_one_transaction(guest: Guest) -> AsyncIterator[None]:
+    """Several statements on a connection on which each would be a transaction of its own."""
+    await guest.fetch("BEGIN")
+    try:
+        yield
+    except BaseException:
+        await guest.fetch("ROLLBACK")
+        raise
+    await guest.fetch("COMMIT")
+
+
+def _as_json(tasks: Sequence[NewTask]) -> str:
+    items = [
+        {
+            "id": task.id,
+            "type": task.type,
+            "payload": msgspec.Raw(task.payload.encode()),
+            "queue": task.queue,
+            "priority": task.priority,
+            "delay": task.delay or None,
+            "at": task.at,
+            "idempotency_key": task.idempotency_key,
+            "max_attempts": task.max_attempts,
+            "tags": task.tags or None,
+            "retention": _seconds(task.retention),
+        }
+        for task in tasks
+    ]
+    return msgspec.json.encode(items).decode()
 
 
 def _seconds(duration: timedelta | None) -> int | None:

@@ -44,7 +44,7 @@ class History:
         registered = [timedelta(seconds=row[0]) for row in rows]
         wanted = {self._retention.ended, self._retention.keys, *registered, *more}
         today = await self._run.fetchval("read_today")
-        present = [_span(row["name"]) for row in await self._run.fetch("list_partitions")]
+        present = [span_of(row["name"]) for row in await self._run.fetch("list_partitions")]
         made = 0
         for span in missing_spans(today, wanted, present):
             made += await self._run.fetchval("add_history_partition", span.first, span.past)
@@ -58,7 +58,7 @@ class History:
         dropped, waiting = 0, []
         for row in await connection.fetch(self._sql.statement("list_partitions")):
             name = row["name"]
-            if not is_over(_span(name), today):
+            if not is_over(span_of(name), today):
                 continue
             try:
                 if row["attached"]:
@@ -83,7 +83,8 @@ class History:
         await connection.execute(text, timeout=DETACH_WITHIN)
 
 
-def _span(name: str) -> Span:
+def span_of(name: str) -> Span:
+    """Return the days whose tasks rest in the partition of this name."""
     _, first, past = name.split("_")
     days = (datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date() for day in (first, past))
     return Span(*days)

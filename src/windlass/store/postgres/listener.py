@@ -44,16 +44,22 @@ class Listener:
         self._entered = False
         self._told: set[str] = set()  # of this outage
         self._failures = 0
+        self._trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is heard; not if only somebody can mend it, for polling does meanwhile."""
+        return self._trouble
 
     @asynccontextmanager
-    async def listening(self, wake: Callable[[], None]) -> AsyncIterator[None]:
+    async def listening(self, wake: Callable[[], None]) -> AsyncIterator["Listener"]:
         """Call `wake` on every notification until the context is left."""
         keeping = asyncio.create_task(self._keep(wake), name="windlass-listener")
         try:
             # Not until it listens: a worker can do without.
             await first_of(self._tried.wait(), asyncio.sleep(START_WITHIN))
             self._entered = True
-            yield
+            yield self
         finally:
             await stop_task(keeping)
 
@@ -64,6 +70,7 @@ class Listener:
             except Exception as error:  # noqa: BLE001 - whatever it was, the next one may listen
                 needs_mending = isinstance(error, ConfigurationError)
                 self._tell("listener.deaf" if needs_mending else "listener.lost", error)
+                self._trouble = "" if needs_mending else str(error)
                 self._tried.set()
                 self._failures += 1
                 longest = LONGEST_UNTIL_MENDED if needs_mending else LONGEST_BACKOFF
@@ -89,6 +96,7 @@ class Listener:
                 async with asyncio.timeout(CONNECT_WITHIN + ECHO_WITHIN):
                     await self._hear_echo(connection, ended)
                     await connection.add_listener(self._wake_channel, notified)
+            self._trouble = ""
             if self._told:
                 self._told.clear()
                 emit("listener.repaired")

@@ -25,6 +25,7 @@ class PostgresOptions:
     pooler: bool = False  # the URL leads through a pooler in transaction mode
     patience: timedelta = timedelta(seconds=1)  # how long a settlement or a report waits for a lock
     retention: Retention = field(default_factory=Retention)
+    max_payload_bytes: int = 1 << 20
     revive: Revive | None = None  # brings up a server of our own that has ended
 
 
@@ -37,6 +38,7 @@ class PostgresParts:
         self._route = Route(options.url, options.pooler, options.revive)
         self._direct = self._route if options.direct_url is None else Route(options.direct_url)
         self._run = Statements(self._sql, options.url)
+        self._handlers = Statements(self._sql, options.url)  # those of handlers' transactions
         self._history = History(self._sql, self._run, options.retention)
 
 

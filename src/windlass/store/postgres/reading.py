@@ -5,20 +5,18 @@ from dataclasses import replace
 from uuid import UUID
 
 from windlass.model.errors import TaskNotFound
-from windlass.model.task import Ended, QueueRecord, TaskFilter, TaskRecord, TaskState, WorkerRecord
+from windlass.model.task import (
+    Ended,
+    QueueRecord,
+    TaskFilter,
+    TaskPage,
+    TaskRecord,
+    TaskState,
+    WorkerRecord,
+)
+from windlass.store.postgres.listing import Listing
 from windlass.store.postgres.parts import PostgresParts
 from windlass.store.postgres.records import task_record
-
-_PLACES = {
-    TaskState.PENDING: "list_pending",
-    TaskState.SCHEDULED: "list_scheduled",
-    TaskState.CLAIMED: "list_claimed",
-    TaskState.RUNNING: "list_claimed",
-    TaskState.COMPLETED: "list_history",
-    TaskState.CANCELLED: "list_history",
-    TaskState.FAILED: "list_dead",
-    TaskState.DEAD: "list_dead",
-}
 
 
 class ReadVerbs(PostgresParts):
@@ -40,25 +38,9 @@ class ReadVerbs(PostgresParts):
         ]
         return ended, unknown
 
-    async def tasks(self, wanted: TaskFilter) -> list[TaskRecord]:
-        found: list[TaskRecord] = []
-        for status in wanted.statuses or tuple(_PLACES):
-            if status is TaskState.BLOCKED:
-                continue
-            rows = await self._run.fetch(
-                _PLACES[status],
-                wanted.type,
-                wanted.queue,
-                wanted.tag,
-                wanted.created_from,
-                wanted.created_until,
-                wanted.before,
-                wanted.limit,
-                status.value,
-            )
-            found += [task_record(row) for row in rows]
-        found.sort(key=lambda record: record.id, reverse=True)
-        return found[: wanted.limit]
+    async def tasks(self, wanted: TaskFilter) -> TaskPage:
+        async with self._run.transaction("begin_listing") as connection:
+            return await Listing(self._sql, connection, wanted).page()
 
     async def queues(self) -> list[QueueRecord]:
         queues: dict[str, QueueRecord] = {}

@@ -8,10 +8,12 @@ import asyncpg
 from windlass.model.errors import ConfigurationError, StoreBusy, StoreUnavailable
 from windlass.store.postgres.connection import check_same_database, connected, looking, transaction
 from windlass.store.postgres.dial import Route
+from windlass.store.postgres.statements import Statements
 from windlass.store.sqlfiles import Migration, SqlFiles
 from windlass.telemetry import emit
 
 MINIMUM_SERVER = 15
+ENCODING = "UTF8"
 TELL_AFTER = 5.0  # seconds of waiting for another session that migrates
 
 
@@ -100,16 +102,36 @@ class Schema:
             "workers, or end one with pg_terminate_backend(); then run: windlass migrate"
         )
 
+    async def check(self, run: Statements) -> None:
+        """Raise if the schema of a store that is open lacks what the code needs.
+
+        A newer one is no trouble: what runs goes on during a rolling deploy, until it is replaced.
+        """
+        applied = {row["number"] for row in await run.fetch("list_migrations")}
+        self.refuse_pending(self._lacking(applied))
+
+    def refuse_pending(self, pending: list[Migration]) -> None:
+        """Raise if something is pending."""
+        if pending:
+            raise ConfigurationError(
+                f"the schema '{self._sql.schema}' lacks migration {pending[0]}; "
+                "run: windlass migrate"
+            )
+
     async def _pending(self, connection: asyncpg.Connection) -> list[Migration]:
-        migrations = self._sql.migrations()
-        applied = await self._applied(connection)
-        newest = max(applied, default=0)
-        if newest > migrations[-1].number:
+        return self._missing(await self._applied(connection))
+
+    def _missing(self, applied: set[int]) -> list[Migration]:
+        newest, known = max(applied, default=0), self._sql.migrations()[-1].number
+        if newest > known:
             raise ConfigurationError(
                 f"the schema '{self._sql.schema}' has migration {newest:04d}, newer than this "
-                f"version of windlass knows ({migrations[-1].number:04d}); upgrade windlass"
+                f"version of windlass knows ({known:04d}); upgrade windlass"
             )
-        return [migration for migration in migrations if migration.number not in applied]
+        return self._lacking(applied)
+
+    def _lacking(self, applied: set[int]) -> list[Migration]:
+        return [one for one in self._sql.migrations() if one.number not in applied]
 
     async def _applied(self, connection: asyncpg.Connection) -> set[int]:
         if await connection.fetchval(self._sql.statement("has_migrations")) is None:
@@ -141,4 +163,10 @@ class Schema:
         if version.major < MINIMUM_SERVER:
             raise ConfigurationError(
                 f"PostgreSQL {version.major} is too old; windlass needs {MINIMUM_SERVER} or newer"
+            )
+        encoding = getattr(connection.get_settings(), "server_encoding", ENCODING)
+        if encoding != ENCODING:
+            raise ConfigurationError(
+                f"the encoding of the database is {encoding}, and windlass needs {ENCODING}; make "
+                f"another: CREATE DATABASE name ENCODING '{ENCODING}' TEMPLATE template0"
             )

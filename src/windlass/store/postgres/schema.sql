@@ -17,6 +17,7 @@ CREATE TYPE windlass.task_status AS ENUM (
 
 CREATE FUNCTION windlass.add_history_partition(first date, past date) RETURNS boolean
     LANGUAGE plpgsql
+    SET lock_timeout TO '2s'
     AS $$
 DECLARE
     name constant text := format('history_%s_%s', to_char(first, 'YYYYMMDD'), to_char(past, 'YYYYMMDD'));
@@ -25,13 +26,13 @@ DECLARE
         WHERE c.oid = 'windlass.history'::regclass
     );
 BEGIN
-    PERFORM set_config('lock_timeout', '2s', true);
     PERFORM pg_advisory_xact_lock('windlass.history'::regclass::oid::integer, 1);
     IF to_regclass(format('%I.%I', home, name)) IS NOT NULL THEN
         RETURN false;
     END IF;
     EXECUTE format('CREATE TABLE %I.%I (LIKE windlass.history INCLUDING CONSTRAINTS)', home, name);
     EXECUTE format('CREATE UNIQUE INDEX ON %I.%I (id)', home, name);
+    EXECUTE format('CREATE INDEX ON %I.%I (id) WHERE status = ''cancelled''', home, name);
     EXECUTE format('ALTER TABLE windlass.history ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)',
         home, name, first, past);
     RETURN true;
@@ -62,6 +63,38 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'term % is over', claimed_term USING ERRCODE = 'WL004';
     END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.cancel(id uuid, reason text DEFAULT 'cancelled on request'::text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    settings windlass.setting;
+    answer text;
+    day date;
+BEGIN
+    IF reason IS NULL OR length(reason) > 2000 THEN
+        PERFORM windlass.refuse('WL006', format('reason %s has %s characters; use at most 2000',
+            coalesce(windlass.shown(to_jsonb(reason)), 'null'), coalesce(length(reason), 0)));
+    END IF;
+    SELECT * INTO settings FROM windlass.setting;
+    BEGIN
+        answer := windlass.cancel_task(id, reason, settings.retention, settings.key_retention);
+    EXCEPTION WHEN check_violation THEN
+        -- The partition of its last day is not there yet: workers make them ahead.
+        SELECT windlass.drop_day(windlass.clock(), t.retention_seconds, settings.retention,
+            t.idempotency_key, settings.key_retention)
+        INTO day FROM windlass.task t WHERE t.id = cancel.id;
+        PERFORM windlass.add_history_partition(day, day + 1);
+        answer := windlass.cancel_task(id, reason, settings.retention, settings.key_retention);
+    END;
+    IF answer IS NULL THEN
+        PERFORM windlass.refuse('WL007',
+            format('task %s is not known: it never existed, or its retention is over', id));
+    END IF;
+    RETURN answer <> 'ended';
 END
 $$;
 
@@ -147,7 +180,177 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint, max_attempts smallint, generation integer, cancel_reason text, fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision)
+CREATE FUNCTION windlass.check_completion(shown_token uuid, shown_task uuid, shown_generation integer, retention interval, key_retention interval) RETURNS boolean
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    day date;
+BEGIN
+    SELECT windlass.drop_day(windlass.clock(), t.retention_seconds, retention, t.idempotency_key, key_retention)
+    INTO day
+    FROM windlass.task t
+    WHERE t.id = shown_task AND t.generation = shown_generation
+        AND EXISTS (SELECT FROM windlass.claim c WHERE c.token = shown_token);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'task %: the lease is lost', shown_task USING ERRCODE = 'WL001';
+    END IF;
+    RETURN EXISTS (
+        SELECT
+        FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid
+        WHERE i.inhparent = 'windlass.history'::regclass AND NOT i.inhdetachpending
+            AND day >= to_date(split_part(c.relname, '_', 2), 'YYYYMMDD')
+            AND day < to_date(split_part(c.relname, '_', 3), 'YYYYMMDD')
+    );
+END
+$$;
+
+CREATE FUNCTION windlass.check_fence(fence jsonb) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF fence <> 'null' THEN
+        IF jsonb_typeof(fence) <> 'object' OR NOT fence ?& '{token,task_id,generation}' THEN
+            PERFORM windlass.refuse('WL006',
+                format('fence %s: use an object of token, task_id and generation, or leave it out',
+                    windlass.shown(fence)));
+        END IF;
+        PERFORM windlass.checked_id(fence -> 'token', 'token', 'claim');
+        PERFORM windlass.checked_id(fence -> 'task_id', 'task_id');
+        IF NOT windlass.is_whole(fence -> 'generation', 1, 2147483647) THEN
+            PERFORM windlass.refuse('WL006', format('generation %s: use an integer from 1 to 2147483647',
+                windlass.shown(fence -> 'generation')));
+        END IF;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.check_payload(type text, payload jsonb, max_bytes integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    fault text;
+    named text;
+BEGIN
+    IF jsonb_typeof(payload) <> 'object' THEN
+        PERFORM windlass.refuse('WL005',
+            format('task ''%s'': the payload is of type %s; give an object of arguments',
+                type, jsonb_typeof(payload)));
+    END IF;
+    fault := windlass.payload_fault(payload, max_bytes);
+    IF fault IS NOT NULL THEN
+        SELECT format('argument %s: %s', windlass.shown(to_jsonb(k.key)), k.fault) INTO named
+        FROM (
+            SELECT a.key, windlass.payload_fault(a.value, max_bytes) AS fault FROM jsonb_each(payload) AS a
+        ) k
+        WHERE k.fault IS NOT NULL
+        LIMIT 1;
+        PERFORM windlass.refuse('WL005', format('task ''%s'': %s', type, coalesce(named, fault)));
+    END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.checked_delay(given jsonb) RETURNS double precision
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF given IS NULL THEN
+        RETURN NULL;
+    END IF;
+    -- What is no number in JSON arrives as a text: NaN, Infinity.
+    IF jsonb_typeof(given) = 'number' THEN
+        IF given::numeric BETWEEN 0 AND 3162240000 THEN
+            RETURN round(given::numeric, 9);  -- some smaller ones have no place in a float8
+        ELSIF given::numeric > 0 THEN
+            PERFORM windlass.refuse('WL006',
+                format('delay %s: use less than a hundred years', windlass.shown(given)));
+        END IF;
+    END IF;
+    PERFORM windlass.refuse('WL006',
+        format('delay %s: use a finite number of seconds, not below 0', windlass.shown(given)));
+END
+$$;
+
+CREATE FUNCTION windlass.checked_id(given jsonb, what text DEFAULT 'id'::text, whose text DEFAULT 'task'::text) RETURNS uuid
+    LANGUAGE plpgsql
+    AS $_$
+BEGIN
+    IF jsonb_typeof(given) <> 'string'
+        OR given #>> '{}' !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$' THEN
+        PERFORM windlass.refuse('WL006',
+            format('%s %s is not the id of a %s; ids are UUIDs', what, windlass.shown(given), whose));
+    END IF;
+    RETURN given #>> '{}';
+END
+$_$;
+
+CREATE FUNCTION windlass.checked_name(what text, given jsonb) RETURNS text
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    name constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
+BEGIN
+    IF jsonb_typeof(given) IS DISTINCT FROM 'string' THEN
+        PERFORM windlass.refuse('WL006',
+            format('%s %s must be a string', what, coalesce(windlass.shown(given), 'null')));
+    ELSIF length(name) NOT BETWEEN 1 AND 200 THEN
+        PERFORM windlass.refuse('WL006', format('%s %s has %s characters; use 1 to 200',
+            what, windlass.quoted(left(name, 40)), length(name)));
+    ELSIF name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+        PERFORM windlass.refuse('WL006',
+            format('%s %s holds a control character; remove it', what, windlass.quoted(name)));
+    END IF;
+    RETURN name;
+END
+$$;
+
+CREATE FUNCTION windlass.checked_priority(given jsonb) RETURNS smallint
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    names constant jsonb := '{"low": 0, "normal": 10, "high": 20, "critical": 30}';
+BEGIN
+    IF jsonb_typeof(given) = 'string' AND names ? (given #>> '{}') THEN
+        RETURN names -> (given #>> '{}');
+    END IF;
+    IF NOT windlass.is_whole(given, 0, 100) THEN
+        PERFORM windlass.refuse('WL006', format(
+            'priority %s: use an integer from 0 to 100 or one of low, normal, high, critical',
+            windlass.shown(given)));
+    END IF;
+    RETURN given;
+END
+$$;
+
+CREATE FUNCTION windlass.checked_time(given jsonb) RETURNS timestamp with time zone
+    LANGUAGE plpgsql
+    AS $_$
+DECLARE
+    said constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
+    at timestamptz;
+BEGIN
+    IF given IS NULL THEN
+        RETURN NULL;
+    END IF;
+    IF jsonb_typeof(given) = 'string' AND said ~ '^\d{4,}-\d\d-\d\d[T ].*(Z|[+-]\d\d(:?\d\d){0,2})$' THEN
+        BEGIN
+            at := said::timestamptz;
+        EXCEPTION WHEN data_exception THEN
+            at := NULL;
+        END;
+        IF at < '10000-01-01 00:00:00+00' THEN
+            RETURN at;
+        ELSIF at IS NOT NULL THEN
+            PERFORM windlass.refuse('WL006',
+                format('at %s is after the year 9999; use an earlier time', windlass.shown(given)));
+        END IF;
+    END IF;
+    PERFORM windlass.refuse('WL006', format(
+        'at %s: use a time with a time zone, such as 2030-01-31T12:00:00Z', windlass.shown(given)));
+END
+$_$;
+
+CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint, max_attempts smallint, generation integer, cancel_reason text, fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, waited double precision)
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -314,13 +517,15 @@ BEGIN
             SELECT extract(epoch FROM min(s.due) - windlass.clock())
             FROM windlass.scheduled s
             WHERE s.due > (SELECT windlass.clock() - interval '2 seconds')
-        )::float8;
+        )::float8,
+        NULL::float8;
     IF taken > 0 THEN
         RETURN QUERY SELECT
             t.id, t.type, t.queue, t.priority, t.payload, t.attempts,
             t.max_attempts, t.generation, q.reason,
             NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
-            NULL::boolean[], NULL::boolean, NULL::float8
+            NULL::boolean[], NULL::boolean, NULL::float8,
+            extract(epoch FROM at - t.scheduled_for)::float8
         FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
         JOIN windlass.task t ON t.id = ANY (ARRAY[u.id])
         LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.id])
@@ -332,6 +537,66 @@ $$;
 CREATE FUNCTION windlass.clock() RETURNS timestamp with time zone
     LANGUAGE sql PARALLEL SAFE
     AS $$SELECT clock_timestamp()$$;
+
+CREATE FUNCTION windlass.compact_bytes(payload jsonb) RETURNS bigint
+    LANGUAGE sql IMMUTABLE
+    AS $_$
+SELECT octet_length(payload::text) - coalesce(sum(
+    CASE jsonb_typeof(part)
+        WHEN 'array' THEN greatest(jsonb_array_length(part) - 1, 0)
+        WHEN 'object' THEN (SELECT greatest(2 * count(*) - 1, 0) FROM jsonb_object_keys(part))
+        ELSE 0
+    END
+), 0)
+FROM jsonb_path_query(payload, 'strict $.**') AS q (part)
+$_$;
+
+CREATE FUNCTION windlass.complete_task(shown_token uuid, shown_task uuid, shown_generation integer, started_after double precision, result text, retention interval, key_retention interval) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    held record;
+    at timestamptz;
+BEGIN
+    SELECT c.worker_id, c.claimed_at INTO held
+    FROM windlass.claim c WHERE c.token = shown_token
+    FOR KEY SHARE;
+    IF FOUND THEN
+        PERFORM FROM windlass.task t WHERE t.id = shown_task AND t.generation = shown_generation FOR UPDATE;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'task %: the lease is lost', shown_task USING ERRCODE = 'WL001';
+    END IF;
+    at := windlass.clock();
+    WITH ended AS (
+        DELETE FROM windlass.task t WHERE t.id = shown_task RETURNING t.*
+    ), kept AS (
+        INSERT INTO windlass.history (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
+            completed_at, worker_id, token, idempotency_key, payload, tags, result, errors
+        )
+        SELECT
+            e.id, e.type, e.queue, 'completed', e.priority, e.max_attempts, e.attempts + 1, e.generation,
+            e.retention_seconds,
+            windlass.drop_day(at, e.retention_seconds, retention, e.idempotency_key, key_retention),
+            e.created_at, e.scheduled_for, held.claimed_at,
+            held.claimed_at + started_after * interval '1 second', at, held.worker_id, shown_token,
+            e.idempotency_key, e.payload, e.tags, result::jsonb, windlass.folded_attempts(e.id)
+        FROM ended e
+    ), unfolded AS (
+        DELETE FROM windlass.attempt a USING ended e WHERE a.task_id = e.id
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING ended e WHERE q.task_id = e.id
+    ), stopped AS (
+        DELETE FROM windlass.running r USING ended e WHERE r.task_id = e.id
+    )
+    INSERT INTO windlass.completed_within (token, task_id)
+    SELECT shown_token, e.id FROM ended e;
+END
+$$;
 
 CREATE FUNCTION windlass.detach_history_partition(name text) RETURNS void
     LANGUAGE plpgsql
@@ -370,7 +635,170 @@ BEGIN
     EXECUTE format(
         'DELETE FROM windlass.idempotency i USING %I.%I h '
         'WHERE i.type = h.type AND i.key = h.idempotency_key AND i.task_id = h.id', home, name);
+    EXECUTE format(
+        'DELETE FROM windlass.task_tag k USING (SELECT h.id, unnest(h.tags) AS tag FROM %I.%I h) g '
+        'WHERE k.tag = g.tag AND k.task_id = g.id', home, name);
     EXECUTE format('DROP TABLE %I.%I', home, name);
+END
+$$;
+
+CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[]) RETURNS uuid
+    LANGUAGE sql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET extra_float_digits TO '1'
+    AS $$
+SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
+    'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
+    -- What is past means now, also before our era, which a text says in another way.
+    'at', CASE WHEN at < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE at END,
+    'idempotency_key', idempotency_key,
+    'max_attempts', max_attempts, 'tags', tags
+)))
+$$;
+
+CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jsonb) RETURNS SETOF uuid
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    known_options constant text[] :=
+        '{id,type,payload,queue,priority,delay,at,idempotency_key,max_attempts,tags,retention}';
+    settings windlass.setting;
+    item jsonb;
+    place integer;
+    unknown text;
+    name text;
+    known windlass.task_type;
+    payload jsonb;
+    given uuid[] := '{}';
+    ids uuid[] := '{}';
+    types text[] := '{}';
+    queues text[] := '{}';
+    priorities smallint[] := '{}';
+    payloads text[] := '{}';
+    attempts smallint[] := '{}';
+    delays float8[] := '{}';
+    times timestamptz[] := '{}';
+    keys text[] := '{}';
+    tag_lists text[] := '{}';
+    retentions integer[] := '{}';
+BEGIN
+    IF jsonb_typeof(tasks) IS DISTINCT FROM 'array' THEN
+        PERFORM windlass.refuse('WL005', format(
+            'enqueue_many was given a value of type %s; use an array of objects, each with a type',
+            coalesce(jsonb_typeof(tasks), 'null')));
+    END IF;
+    PERFORM windlass.check_fence(fence);
+    SELECT * INTO settings FROM windlass.setting;
+    FOR item, place IN SELECT e.item, e.ordinal - 1
+        FROM jsonb_array_elements(tasks) WITH ORDINALITY AS e (item, ordinal)
+    LOOP
+        IF jsonb_typeof(item) <> 'object' THEN
+            PERFORM windlass.refuse('WL005', format(
+                'item %s is of type %s; use an object with a type', place, jsonb_typeof(item)));
+        END IF;
+        BEGIN
+            item := (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}') FROM jsonb_each(item) AS o
+                WHERE o.value <> 'null');
+            SELECT o.key INTO unknown FROM jsonb_object_keys(item) AS o (key)
+            WHERE o.key <> ALL (known_options) LIMIT 1;
+            IF FOUND THEN
+                PERFORM windlass.refuse('WL006', format('option %s is not known; options are: %s',
+                    windlass.shown(to_jsonb(unknown)), array_to_string(known_options, ', ')));
+            END IF;
+            name := windlass.checked_name('task name', item -> 'type');
+            SELECT * INTO known FROM windlass.task_type t WHERE t.name = name;
+            payload := coalesce(item -> 'payload', '{}');
+            PERFORM windlass.check_payload(name, payload, settings.max_payload_bytes);
+            IF item ? 'delay' AND item ? 'at' THEN
+                PERFORM windlass.refuse('WL006',
+                    'options ''delay'' and ''at'' exclude each other; give one');
+            END IF;
+            IF NOT windlass.is_whole(item -> 'max_attempts', 1, 30000) THEN
+                PERFORM windlass.refuse('WL006', format('max_attempts %s: use an integer from 1 to 30000',
+                    windlass.shown(item -> 'max_attempts')));
+            END IF;
+            IF NOT windlass.is_whole(item -> 'retention', 0, 2144448000) THEN
+                PERFORM windlass.refuse('WL006', format('retention %s: use whole seconds, at most 68 years',
+                    windlass.shown(item -> 'retention')));
+            END IF;
+            IF item ? 'tags' AND jsonb_typeof(item -> 'tags') <> 'array' THEN
+                PERFORM windlass.refuse('WL006', format('tags %s: give a list of strings',
+                    windlass.shown(item -> 'tags')));
+            END IF;
+            PERFORM windlass.checked_name('tag', e.tag) FROM jsonb_array_elements(item -> 'tags') AS e (tag);
+            given := given || windlass.checked_id(item -> 'id');
+            ids := ids || coalesce(given[place + 1], windlass.new_task_id());
+            types := types || name;
+            queues := queues || CASE WHEN item ? 'queue' THEN windlass.checked_name('queue', item -> 'queue')
+                ELSE coalesce(known.queue, 'default') END;
+            priorities := priorities || CASE WHEN item ? 'priority'
+                THEN windlass.checked_priority(item -> 'priority')
+                ELSE coalesce(known.priority, 10::smallint) END;
+            payloads := payloads || payload::text;
+            attempts := attempts || coalesce((item -> 'max_attempts')::smallint, known.max_attempts, 4::smallint);
+            delays := delays || windlass.checked_delay(item -> 'delay');
+            times := times || windlass.checked_time(item -> 'at');
+            keys := keys || CASE WHEN item ? 'idempotency_key'
+                THEN windlass.checked_name('idempotency_key', item -> 'idempotency_key') END;
+            tag_lists := tag_lists || CASE WHEN item -> 'tags' <> '[]' THEN (item -> 'tags')::text END;
+            retentions := retentions || coalesce((item -> 'retention')::integer, known.retention_seconds);
+        EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+            PERFORM windlass.refuse(SQLSTATE,
+                CASE WHEN jsonb_array_length(tasks) > 1 THEN format('item %s: %s', place, SQLERRM)
+                    ELSE SQLERRM END);
+        END;
+    END LOOP;
+    IF cardinality(ids) = 0 THEN
+        RETURN;
+    END IF;
+    IF current_setting('transaction_isolation') = 'serializable' THEN
+        -- What is read here conflicts with whoever else enqueues: ids made within the last minute, as a
+        -- client makes them, are not looked for.
+        given := ARRAY(
+            SELECT CASE WHEN substr(u.id::text, 15, 1) <> '7' OR abs(
+                    ('x' || left(replace(u.id::text, '-', ''), 12))::bit(48)::bigint
+                    - extract(epoch FROM clock_timestamp()) * 1000
+                ) > 60000 THEN u.id END
+            FROM unnest(given) WITH ORDINALITY AS u (id, ordinal)
+            ORDER BY u.ordinal
+        );
+    END IF;
+    IF array_remove(given, NULL) <> '{}' THEN
+        SELECT min(k.place) INTO place
+        FROM (
+            SELECT u.id, u.ordinal - 1 AS place, row_number() OVER (PARTITION BY u.id ORDER BY u.ordinal) AS time
+            FROM unnest(given) WITH ORDINALITY AS u (id, ordinal)
+            WHERE u.id IS NOT NULL
+        ) k
+        WHERE k.time > 1 OR EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[k.id]));
+        PERFORM windlass.refuse_id(given, place);
+    END IF;
+    RETURN QUERY
+    SELECT coalesce(k.task_id, u.id)
+    FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
+    LEFT JOIN windlass.enqueue_tasks(
+        ids, types, queues, priorities, payloads, attempts, delays, times,
+        CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
+        tag_lists, retentions,
+        (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
+        false, true
+    ) AS k ON k.ordinal = u.ordinal - 1
+    ORDER BY u.ordinal;
+    IF array_remove(given, NULL) <> '{}' THEN
+        -- From here on no other task can take these ids, so what had one and ended can be seen.
+        BEGIN
+            SELECT min(u.ordinal) - 1 INTO place
+            FROM unnest(given) WITH ORDINALITY AS u (id, ordinal)
+            WHERE EXISTS (SELECT FROM windlass.history h WHERE h.id = ANY (ARRAY[u.id]))
+                OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = ANY (ARRAY[u.id]));
+            -- Gives back the locks of the partitions: the caller's transaction may keep retention from them.
+            RAISE EXCEPTION USING ERRCODE = 'WL000';
+        EXCEPTION WHEN SQLSTATE 'WL000' THEN
+            PERFORM windlass.refuse_id(given, place);
+        END;
+    END IF;
 END
 $$;
 
@@ -386,11 +814,21 @@ DECLARE
     missing integer;
 BEGIN
     IF fence_token IS NOT NULL THEN
+        IF current_setting('transaction_isolation') <> 'read committed' THEN
+            -- It sees the task as it was when it began. The lock finds out what became of it since, and
+            -- fails as any write to what has changed does there.
+            PERFORM FROM windlass.task t WHERE t.id = fence_task FOR SHARE;
+        END IF;
         PERFORM FROM windlass.claim c WHERE c.token = fence_token FOR KEY SHARE;
         IF NOT FOUND OR NOT EXISTS (
             SELECT FROM windlass.task t WHERE t.id = fence_task AND t.generation = fence_generation
         ) THEN
-            RAISE EXCEPTION 'task %: the lease is lost', fence_task USING ERRCODE = 'WL001';
+            -- Its own handler may have ended it in a transaction, perhaps in this one, and goes on.
+            IF NOT EXISTS (
+                SELECT FROM windlass.completed_within w WHERE w.token = fence_token AND w.task_id = fence_task
+            ) THEN
+                RAISE EXCEPTION 'task %: the lease is lost', fence_task USING ERRCODE = 'WL001';
+            END IF;
         END IF;
     END IF;
 
@@ -489,6 +927,14 @@ BEGIN
     WHERE a.due <= born
     ORDER BY a.ordinal;
 
+    IF cardinality(array_remove(tag_lists, NULL)) > 0 THEN
+        INSERT INTO windlass.task_tag (tag, task_id)
+        SELECT e.tag, u.id
+        FROM unnest(task_ids, tag_lists) WITH ORDINALITY AS u (id, tags, ordinal)
+        CROSS JOIN LATERAL jsonb_array_elements_text(u.tags::jsonb) AS e (tag)
+        WHERE u.ordinal <> ALL (known)
+        ON CONFLICT DO NOTHING;  -- a tag that is given twice
+    END IF;
     PERFORM windlass.add_lanes(queues, types, priorities, array_fill(0::smallint, ARRAY[cardinality(types)]));
     PERFORM windlass.wake(caller_commits);
     RETURN QUERY SELECT k.ordinal - 1, k.id FROM unnest(known, known_ids) AS k (ordinal, id);
@@ -509,6 +955,17 @@ FROM windlass.attempt a
 WHERE a.task_id = ended_task
 $$;
 
+CREATE FUNCTION windlass.is_whole(given jsonb, lowest bigint, highest bigint) RETURNS boolean
+    LANGUAGE plpgsql IMMUTABLE
+    AS $$
+BEGIN
+    IF jsonb_typeof(given) = 'number' THEN
+        RETURN scale(given::numeric) = 0 AND given::numeric BETWEEN lowest AND highest;
+    END IF;
+    RETURN given IS NULL;
+END
+$$;
+
 CREATE FUNCTION windlass.lane_number(queue text, type text, priority smallint, kind smallint) RETURNS bigint
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$
@@ -517,6 +974,58 @@ SELECT hashtextextended(
     0
 )
 $$;
+
+CREATE FUNCTION windlass.new_task_id() RETURNS uuid
+    LANGUAGE sql
+    AS $$
+SELECT encode(
+    set_byte(
+        overlay(
+            uuid_send(gen_random_uuid())
+            PLACING substring(int8send((extract(epoch FROM clock_timestamp()) * 1000)::bigint) FROM 3)
+            FROM 1 FOR 6
+        ),
+        6, 112 + (get_byte(uuid_send(gen_random_uuid()), 6) & 15)
+    ),
+    'hex'
+)::uuid
+$$;
+
+CREATE FUNCTION windlass.payload_fault(part jsonb, max_bytes integer) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $_$
+DECLARE
+    too_long constant jsonpath := 'strict $.** ? (@.type() == "number"
+        && (@.abs() >= 1e4300 || @.abs() > 1e308 && @ != @.floor()))';
+    too_long_said constant text := 'a number has more digits than can be read back; pass it as a string';
+    said text;
+BEGIN
+    IF pg_column_size(part) > 1000 THEN
+        IF jsonb_path_exists(part, too_long) THEN
+            RETURN too_long_said;  -- before its text is made, which could be of gigabytes
+        END IF;
+    END IF;
+    said := part::text;
+    IF octet_length(said) > max_bytes THEN
+        IF windlass.compact_bytes(part) > max_bytes THEN
+            RETURN format('%s bytes are more than the limit of %s; store the data elsewhere and pass a reference',
+                windlass.compact_bytes(part), max_bytes);
+        END IF;
+    END IF;
+    IF octet_length(said) < 300 THEN
+        RETURN NULL;  -- too short for what follows
+    END IF;
+    IF jsonb_path_exists(part, 'strict $.**{200} ? (@.type() == "array" || @.type() == "object")') THEN
+        RETURN 'it is nested deeper than 200 levels; flatten it, or store the data elsewhere and pass a reference';
+    END IF;
+    IF said ~ '\d{255}' THEN
+        IF jsonb_path_exists(part, too_long) THEN
+            RETURN too_long_said;
+        END IF;
+    END IF;
+    RETURN NULL;
+END
+$_$;
 
 CREATE FUNCTION windlass.promote_due(max_tasks integer, all_of_them boolean) RETURNS integer
     LANGUAGE plpgsql
@@ -559,6 +1068,38 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.quoted(said text) RETURNS text
+    LANGUAGE sql IMMUTABLE
+    AS $$
+SELECT q.mark || coalesce(string_agg(
+    CASE
+        WHEN c.sign IN (E'\\', q.mark) THEN E'\\' || c.sign
+        WHEN c.sign = E'\n' THEN E'\\n'
+        WHEN c.sign = E'\r' THEN E'\\r'
+        WHEN c.sign = E'\t' THEN E'\\t'
+        WHEN c.code < 32 OR c.code BETWEEN 127 AND 160 OR c.code = 173 THEN E'\\x' || lpad(to_hex(c.code), 2, '0')
+        WHEN c.code BETWEEN 8192 AND 8207 OR c.code BETWEEN 8232 AND 8239 OR c.code BETWEEN 8287 AND 8303
+            OR c.code IN (1564, 12288, 65279) THEN E'\\u' || lpad(to_hex(c.code), 4, '0')
+        ELSE c.sign
+    END, '' ORDER BY c.place
+), '') || q.mark
+FROM (SELECT CASE WHEN said LIKE '%''%' AND said NOT LIKE '%"%' THEN '"' ELSE '''' END) AS q (mark)
+LEFT JOIN (
+    SELECT p.sign, ascii(p.sign) AS code, p.place
+    FROM regexp_split_to_table(said, '') WITH ORDINALITY AS p (sign, place)
+    WHERE said <> ''
+) c ON true
+GROUP BY q.mark
+$$;
+
+CREATE FUNCTION windlass.refuse(code text, said text) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    RAISE EXCEPTION '%', said USING ERRCODE = code;
+END
+$$;
+
 CREATE FUNCTION windlass.refuse_change() RETURNS trigger
     LANGUAGE plpgsql
     AS $$
@@ -568,6 +1109,19 @@ BEGIN
     END IF;
     RAISE EXCEPTION 'task % has ended as %: it cannot be changed', OLD.id, OLD.status
         USING ERRCODE = 'WL003', HINT = 'retry reopens an unsuccessful task';
+END
+$$;
+
+CREATE FUNCTION windlass.refuse_id(given uuid[], place integer) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF place IS NOT NULL THEN
+        PERFORM windlass.refuse('WL006',
+            CASE WHEN cardinality(given) > 1 THEN format('item %s: ', place) ELSE '' END
+            || format('id %s is that of another task; leave it out, and the task gets a new one',
+                given[place + 1]));
+    END IF;
 END
 $$;
 
@@ -756,6 +1310,7 @@ BEGIN
             ELSE
                 DELETE FROM windlass.claim c WHERE c.token = expired.token;
                 DELETE FROM windlass.claim_task b WHERE b.token = expired.token;
+                DELETE FROM windlass.completed_within w WHERE w.token = expired.token;
             END IF;
             claims := claims + 1;
             returned := returned + sums.returned;
@@ -864,6 +1419,7 @@ DECLARE
     workers uuid[];
     claim_times timestamptz[];
     settled bigint[] := '{}';
+    ended_here bigint[];
     batch bigint[];
     at timestamptz;
 BEGIN
@@ -1060,10 +1616,21 @@ BEGIN
             PERFORM windlass.wake(false);
         END IF;
 
+        ended_here := settled;
+        IF cardinality(settled) < cardinality(task_ids) THEN
+            -- What a handler completed in its own transaction was left to be counted down here.
+            WITH completed AS (
+                DELETE FROM windlass.completed_within w
+                USING unnest(tokens, task_ids) WITH ORDINALITY AS u (token, task_id, ordinal)
+                WHERE w.token = u.token AND w.task_id = u.task_id AND u.ordinal <> ALL (settled)
+                RETURNING u.ordinal
+            )
+            SELECT ended_here || coalesce(array_agg(c.ordinal), '{}') INTO ended_here FROM completed c;
+        END IF;
         PERFORM FROM windlass.claim c WHERE c.token = ANY (held) ORDER BY c.token FOR NO KEY UPDATE;
         WITH counted AS MATERIALIZED (
             SELECT tokens[s.ordinal] AS token, count(*)::integer AS tasks
-            FROM unnest(settled) AS s (ordinal)
+            FROM unnest(ended_here) AS s (ordinal)
             GROUP BY tokens[s.ordinal]
         )
         UPDATE windlass.claim c
@@ -1093,6 +1660,24 @@ BEGIN
         FROM unnest(tokens, task_ids, generations) WITH ORDINALITY AS u (token, task_id, generation, ordinal)
         WHERE u.ordinal <> ALL (settled);
     END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.shown(value jsonb) RETURNS text
+    LANGUAGE plpgsql STABLE
+    AS $$
+DECLARE
+    kind constant text := jsonb_typeof(value);
+    said text;
+BEGIN
+    IF kind = 'string' THEN
+        said := windlass.quoted(left(value #>> '{}', 101));
+    ELSIF kind IN ('array', 'object') AND pg_column_size(value) > 1000 THEN
+        said := format('(%s of %s bytes)', kind, pg_column_size(value));  -- its text may have gigabytes
+    ELSE
+        said := value::text;
+    END IF;
+    RETURN CASE WHEN length(said) > 100 THEN left(said, 100) || '…' ELSE said END;
 END
 $$;
 
@@ -1198,6 +1783,11 @@ CREATE TABLE windlass.claim_task (
     generations integer[] NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
+CREATE TABLE windlass.completed_within (
+    token uuid NOT NULL,
+    task_id uuid NOT NULL
+);
 
 CREATE TABLE windlass.dead (
     id uuid NOT NULL,
@@ -1332,6 +1922,14 @@ CREATE TABLE windlass.scheduled (
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
 
+CREATE TABLE windlass.setting (
+    only_row boolean DEFAULT true NOT NULL,
+    retention interval DEFAULT '7 days'::interval NOT NULL,
+    key_retention interval DEFAULT '7 days'::interval NOT NULL,
+    max_payload_bytes integer DEFAULT 1048576 NOT NULL,
+    CONSTRAINT setting_only_row_check CHECK (only_row)
+);
+
 CREATE TABLE windlass.task (
     id uuid NOT NULL,
     type text NOT NULL,
@@ -1356,6 +1954,11 @@ CREATE TABLE windlass.task (
     CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
     CONSTRAINT task_recoveries_check CHECK ((recoveries >= 0)),
     CONSTRAINT task_retention_seconds_check CHECK ((retention_seconds >= 0))
+);
+
+CREATE TABLE windlass.task_tag (
+    tag text NOT NULL,
+    task_id uuid NOT NULL
 );
 
 CREATE TABLE windlass.task_type (
@@ -1466,7 +2069,8 @@ CREATE TABLE windlass.worker (
     capacity integer NOT NULL,
     types text[] NOT NULL,
     queues text[],
-    started_at timestamp with time zone NOT NULL
+    started_at timestamp with time zone NOT NULL,
+    defaults jsonb
 );
 
 CREATE TABLE windlass.worker_pulse (
@@ -1507,6 +2111,9 @@ ALTER TABLE ONLY windlass.claim
 ALTER TABLE ONLY windlass.claim_task
     ADD CONSTRAINT claim_task_pkey PRIMARY KEY (token);
 
+ALTER TABLE ONLY windlass.completed_within
+    ADD CONSTRAINT completed_within_pkey PRIMARY KEY (token, task_id);
+
 ALTER TABLE ONLY windlass.dead
     ADD CONSTRAINT dead_pkey PRIMARY KEY (id);
 
@@ -1531,8 +2138,14 @@ ALTER TABLE ONLY windlass.running
 ALTER TABLE ONLY windlass.scheduled
     ADD CONSTRAINT scheduled_pkey PRIMARY KEY (task_id);
 
+ALTER TABLE ONLY windlass.setting
+    ADD CONSTRAINT setting_pkey PRIMARY KEY (only_row);
+
 ALTER TABLE ONLY windlass.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
+
+ALTER TABLE ONLY windlass.task_tag
+    ADD CONSTRAINT task_tag_pkey PRIMARY KEY (tag, task_id);
 
 ALTER TABLE ONLY windlass.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
@@ -1545,6 +2158,8 @@ ALTER TABLE ONLY windlass.worker_pulse
 
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
+CREATE INDEX dead_status ON windlass.dead USING btree (status, id);
+
 CREATE INDEX lane_number ON windlass.lane USING btree (lane);
 
 CREATE INDEX lane_type ON windlass.lane USING btree (type);
@@ -1554,6 +2169,8 @@ CREATE INDEX ready_order ON windlass.ready USING btree (lane, x, n);
 CREATE UNIQUE INDEX ready_task ON windlass.ready USING btree (task_id);
 
 CREATE INDEX scheduled_due ON windlass.scheduled USING btree (due, task_id);
+
+CREATE INDEX scheduled_lane ON windlass.scheduled USING btree (lane, task_id);
 
 CREATE TRIGGER dead_is_final BEFORE DELETE OR UPDATE ON windlass.dead FOR EACH ROW EXECUTE FUNCTION windlass.refuse_change();
 

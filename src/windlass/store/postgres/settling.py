@@ -4,8 +4,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
+import msgspec
+
 from windlass.model.errors import StoreBusy
-from windlass.model.task import Answer, Pulse, PulseAnswer, Settlement, WorkerInfo
+from windlass.model.task import (
+    Answer,
+    Pulse,
+    PulseAnswer,
+    Settlement,
+    TypeDefaults,
+    WorkerInfo,
+)
 from windlass.store.postgres.parts import PostgresParts, used
 
 
@@ -62,6 +71,7 @@ class SettleVerbs(PostgresParts):
             worker.types,
             worker.queues,
             lease,
+            _as_json(worker.defaults),
         )
 
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
@@ -86,3 +96,17 @@ class SettleVerbs(PostgresParts):
 
     async def deregister(self, worker_id: UUID) -> None:
         await self._run.execute("deregister_worker", worker_id)
+
+
+def _as_json(defaults: Sequence[TypeDefaults]) -> str:
+    """Every type with what was registered for it, a retention in seconds."""
+    said = {}
+    for one in defaults:
+        kept = None if one.retention is None else int(one.retention.total_seconds())
+        said[one.name] = {
+            "queue": one.queue,
+            "priority": one.priority,
+            "max_attempts": one.max_attempts,
+            "retention": kept,
+        }
+    return msgspec.json.encode(said).decode()

@@ -47,14 +47,28 @@ class Statements:
             yield connection
 
     @asynccontextmanager
+    async def lend(self) -> AsyncIterator[asyncpg.Connection]:
+        """Lend a connection for statements of somebody else, whose errors stay their own."""
+        pool = self._opened()
+        with translated(self._url):
+            connection = await pool.acquire()
+        try:
+            yield connection
+        finally:
+            await asyncio.shield(asyncio.create_task(_give_back(pool, connection)))
+
+    def _opened(self) -> asyncpg.Pool:
+        if self.pool is None:
+            raise StoreUnavailable("the store is not open")
+        return self.pool
+
+    @asynccontextmanager
     async def _connection(self, *, confirmed: bool = False) -> AsyncIterator[asyncpg.Connection]:
         """Lend a connection; one whose server does not answer to a cancellation is given up.
 
         `confirmed`: what is committed has to be on the synchronous standbys, if there are some.
         """
-        pool = self.pool
-        if pool is None:
-            raise StoreUnavailable("the store is not open")
+        pool = self._opened()
         with translated(self._url):
             connection = await pool.acquire()
             if confirmed:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import asyncpg
 
-from windlass.model.errors import ConfigurationError
-from windlass.store.port import Store
+from windlass.store.port import Listening, Store
 from windlass.store.postgres.claiming import ClaimVerbs
+from windlass.store.postgres.completing import CompleteVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
@@ -25,7 +25,9 @@ __all__ = ["PostgresOptions", "PostgresStore"]
 CLOSE_WITHIN = 5.0  # seconds for the server to take its leave of every connection
 
 
-class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs, Store):
+class PostgresStore(
+    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, LeadVerbs, Store
+):
     """Tasks in PostgreSQL. Belongs to the event loop that opened it."""
 
     def __init__(self, options: PostgresOptions) -> None:
@@ -45,37 +47,46 @@ class PostgresStore(EnqueueVerbs, ClaimVerbs, SettleVerbs, ReadVerbs, LeadVerbs,
         pending = await self._schema.pending()
         if pending and self._options.auto_migrate:
             await self._schema.migrate()
-        elif pending:
-            raise ConfigurationError(
-                f"the schema '{self._sql.schema}' lacks migration {pending[0]}; "
-                "run: windlass migrate"
+        else:
+            self._schema.refuse_pending(pending)
+        # Handlers may hold theirs for long: those of the worker itself are others.
+        for statements, forget in ((self._run, None), (self._handlers, "forget_session")):
+            statements.pool = await create_pool(
+                self._route,
+                size=self._options.pool_size,
+                learn_types=self._sql.statement("learn_types"),
+                forget=forget and self._sql.statement(forget),
             )
-        self._run.pool = await create_pool(
-            self._route,
-            size=self._options.pool_size,
-            learn_types=self._sql.statement("learn_types"),
-        )
 
     async def close(self) -> None:
         await self._stop_looking_behind()
-        pool, self._run.pool = self._run.pool, None
-        if pool is not None:
-            try:
-                await asyncio.wait_for(pool.close(), CLOSE_WITHIN)
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                pool.terminate()
+        pools = [self._run.pool, self._handlers.pool]
+        self._run.pool = self._handlers.pool = None
+        for pool in pools:
+            if pool is not None:
+                try:
+                    await asyncio.wait_for(pool.close(), CLOSE_WITHIN)
+                except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    pool.terminate()
 
     def beside(self) -> "PostgresStore":
         return PostgresStore(replace(self._options, pool_size=1, auto_migrate=False))
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+    async def check(self) -> None:
+        await self._schema.check(self._run)
+
+    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[Listening]:
         if self._direct.pooler:
             return _deaf()
         return Listener(self._direct, self._sql, self._run).listening(wake)
 
 
 @asynccontextmanager
-async def _deaf() -> AsyncIterator[None]:
+async def _deaf() -> AsyncIterator["_Deaf"]:
     """Listen to nothing: a LISTEN would stay in a session of the pooler, for nobody."""
     emit("listener.deaf", reason=DEAF.format("there is no way around the pooler"))
-    yield
+    yield _Deaf()
+
+
+class _Deaf:
+    trouble = ""  # nothing is broken: polling finds the work

@@ -57,8 +57,19 @@ class ClaimRules(Steps):
             max_attempts=4,
             generation=1,
             cancel_reason=None,
+            waited=task.waited,
         )
         assert not claim.alone
+
+    async def test_a_grant_says_how_long_its_tasks_have_waited(self, store: Store) -> None:
+        await self.add(store)
+        await self.add(store, delay=4.0)
+        await self.advance(store, 10 * SECOND)
+        await store.promote(10)
+
+        waits = sorted(task.waited for task in (await self.claim(store)).tasks)
+
+        assert [round(waited) for waited in waits] == [6, 10]
 
     async def test_a_claimed_task_shows_its_worker(self, store: Store) -> None:
         task_id = await self.add(store)

@@ -4,14 +4,15 @@
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from windlass.model.errors import (
-    TaskNotFound,
-)
+from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.task import (
+    Change,
     Ended,
     Outcome,
     TaskFilter,
@@ -23,8 +24,12 @@ from windlass.testing.store_contract.steps import (
     RETURNING,
     SECOND,
     Steps,
+    id_at,
     new_id,
 )
+
+WAITING = (TaskState.PENDING, TaskState.SCHEDULED)
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class ReadRules(Steps):
@@ -122,27 +127,136 @@ class ReadRules(Steps):
         assert (by_type, by_queue, by_tag, by_both) == ([mail], [bulk], [red], [red, plain])
 
     async def test_tasks_are_listed_by_the_time_of_their_creation(self, store: Store) -> None:
-        old = await self.add(store)
-        await self.advance(store, 60 * SECOND)
-        new = await self.add(store)
-        between = (await store.get(new)).created_at - 30 * SECOND
+        """By the store's clock; those of producers, which make the ids, are up to a minute off."""
+        begin = await store.now()
+        ids = [
+            id_at(begin + place * 3600 * SECOND + wrong * SECOND)
+            for place, wrong in enumerate((0, 59, -59, 0))
+        ]
+        old = await self.end(store, Outcome.COMPLETED, id=ids[0])
+        await self.advance(store, 3600 * SECOND)
+        fast = await self.add(store, id=ids[1], delay=9.0)
+        await self.advance(store, 3600 * SECOND)
+        slow = await self.end(store, Outcome.DEAD, id=ids[2])
+        await self.advance(store, 3600 * SECOND)
+        new = await self.add(store, id=ids[3])
+        first, second, third = [(await store.get(each)).created_at for each in (fast, slow, new)]
 
-        listed = (
-            await self.listed(store, created_from=between),
-            await self.listed(store, created_until=between),
-        )
-
-        assert listed == ([new], [old])
-
-    async def test_a_listing_goes_on_before_a_task(self, store: Store) -> None:
-        tasks = await self.add_many(store, 3) + [
-            await self.end(store, Outcome.COMPLETED, priority=50) for _ in range(2)
+        listed = [
+            await self.listed(store, created_from=since, created_until=until, **wanted)
+            for since, until in ((second, None), (first, third), (first, second), (None, first))
+            for wanted in ({}, {"type": "resize"})
         ]
 
-        pages = [await self.listed(store, limit=2)]
-        pages += [await self.listed(store, limit=2, before=page[-1]) for page in pages]
+        assert listed[::2] == listed[1::2]
+        assert listed[::2] == [[new, slow], [slow, fast], [fast], [old]]
 
-        assert pages == [[tasks[4], tasks[3]], [tasks[2], tasks[1]]]
+    async def test_a_listing_goes_on_where_its_page_ended(self, store: Store) -> None:
+        tasks = await self.add_many(store, 3) + [
+            await self.end(store, outcome, priority=50)
+            for outcome in (Outcome.COMPLETED, Outcome.DEAD)
+        ]
+
+        pages = await self.paged(store, limit=2)
+
+        assert [page for page in pages if page] == [tasks[:2:-1], tasks[2:0:-1], tasks[:1]]
+
+    async def test_a_page_says_when_that_was_all(self, store: Store) -> None:
+        await self.add_many(store, 3)
+
+        pages = [await store.tasks(TaskFilter(limit=limit)) for limit in (2, 4)]
+
+        assert [page.rest is None for page in pages] == [False, True]
+        assert [page.looked_back_to for page in pages] == [None, None]
+
+    @pytest.mark.parametrize(
+        "wanted",
+        [{}, {"type": "resize"}, {"queue": "default"}, {"tag": "red"}, {"statuses": WAITING}],
+        ids=str,
+    )
+    async def test_pages_hold_every_task_once_however_it_came_to_its_place(
+        self, store: Store, wanted: dict[str, Any]
+    ) -> None:
+        """Ready are: new ones, two of a priority, returned, suspect, due, retried, changed."""
+        waiting = [await self.suspect(store, tags=("red",))]
+        (claim, task) = await self.claim_one(store, alone=True)
+        await self.settle(store, claim, task, Outcome.RELEASED)
+        for outcome in RETURNING:
+            waiting.append(await self.add(store, tags=("red",)))
+            claim, task = await self.claim_one(store)
+            await self.settle(store, claim, task, outcome, delay=1.0)
+        await self.advance(store, 2 * SECOND)
+        await store.promote(100)
+        waiting += await self.add_many(store, 2, tags=("red",))
+        waiting += await self.add_many(store, 2, priority=50, tags=("red", "blue"))
+        waiting += await self.add_many(store, 2, delay=60.0, tags=("red",))
+        await self.add_many(store, 2, type="mail", queue="bulk")
+        reopened = await self.add(store, tags=("red",))
+        await store.cancel(reopened, "too late")
+        await store.retry(reopened)
+        waiting.append(reopened)
+        await store.change(waiting[1], Change(priority=77))
+        wanted = wanted if wanted.get("statuses") is None else wanted | {"type": "resize"}
+
+        pages = await self.paged(store, **wanted, limit=3)
+
+        found = [task_id for page in pages for task_id in page]
+        missing = set(waiting) - set(found)
+        assert not missing
+        assert len(found) == len(set(found))
+        assert len(found) == len(waiting) + (0 if wanted else 2)
+
+    async def test_tags_are_found_whatever_becomes_of_a_task(self, store: Store) -> None:
+        ended = [await self.end(store, outcome, tags=("red", "red")) for outcome in ENDING]
+        running = await self.add(store, tags=("red",))
+        claim, task = await self.claim_one(store)
+        await self.start(store, claim, task)
+        claimed = await self.add(store, tags=("blue", "red"))
+        await self.claim_one(store)
+        waiting = [await self.add(store, tags=("red",)), await self.add(store, tags=("blue",))]
+        scheduled = await self.add(store, tags=("red",), delay=9.0)
+        await self.add(store)
+
+        everything = await self.listed(store, tag="red")
+        blue = await self.listed(store, tag="blue")
+        by_status = [
+            await self.listed(store, tag="red", statuses=(status,), type="resize", queue="default")
+            for status in (TaskState.DEAD, TaskState.RUNNING, TaskState.CLAIMED, TaskState.PENDING)
+        ]
+        unheard_of = await self.listed(store, tag="re")
+        elsewhere = [
+            await self.listed(store, tag="red", **asked)
+            for asked in ({"queue": "bulk"}, {"type": "mail"})
+        ] + [
+            await self.listed(store, statuses=(status,), **asked)
+            for status in TaskState
+            for asked in ({"queue": "bulk"}, {"type": "mail"}, {"created_until": LONG_AGO})
+        ]
+
+        assert everything == [scheduled, waiting[0], claimed, running, *ended[::-1]]
+        assert blue == [waiting[1], claimed]
+        assert by_status == [
+            [ended[ENDING.index(Outcome.DEAD)]],
+            [running],
+            [claimed],
+            [waiting[0]],
+        ]
+        assert unheard_of == []
+        assert not any(elsewhere)
+
+    async def test_a_repeated_enqueue_tags_a_task_once(self, store: Store) -> None:
+        tasks = [self.new_task(tags=("red",))]
+        await store.enqueue(tasks)
+        await store.enqueue([*tasks, self.new_task(tags=("red",))], repeated=True)
+
+        assert len(await self.listed(store, tag="red")) == 2
+
+    @pytest.mark.parametrize("position", ["", "nonsense", "pending", "pending:\0", "a,b", "é"])
+    async def test_a_position_that_no_page_named_is_refused(
+        self, store: Store, position: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match="position"):
+            await store.tasks(TaskFilter(after=position))
 
     async def test_a_listed_task_is_what_it_is_when_looked_at(self, store: Store) -> None:
         for outcome in [*ENDING, *RETURNING]:
@@ -154,7 +268,7 @@ class ReadRules(Steps):
         claim, task = await self.claim_one(store)
         await self.start(store, claim, task)
 
-        listed = await store.tasks(TaskFilter())
+        listed = (await store.tasks(TaskFilter())).records
 
         assert listed == [await store.get(UUID(record.id)) for record in listed]
 

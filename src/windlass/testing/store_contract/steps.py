@@ -4,7 +4,8 @@
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, TypeVar
 from uuid import UUID
@@ -28,6 +29,7 @@ from windlass.model.task import (
     Settlement,
     Started,
     TaskFilter,
+    TaskPage,
     TaskState,
     WorkerInfo,
     WorkerRecord,
@@ -62,13 +64,34 @@ def needs(capability: str) -> Callable[[_Test], _Test]:
 
 def new_id() -> UUID:
     """Return a UUID version 7 that is greater than those before it."""
-    return UUID(int=next(_milliseconds) << 80 | 7 << 76 | 2 << 62 | random.getrandbits(62))
+    return _id_of(next(_milliseconds))
+
+
+def id_at(moment: datetime) -> UUID:
+    """Return a UUID version 7 as it is made at a moment."""
+    return _id_of(int(moment.timestamp() * 1000))
+
+
+def _id_of(milliseconds: int) -> UUID:
+    return UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | random.getrandbits(62))
 
 
 def without_times(error: dict[str, Any]) -> dict[str, Any]:
     """Return a kept error without its times, which no two stores share."""
     times = ("started_at", "ended_at")
     return {name: value for name, value in error.items() if name not in times}
+
+
+async def all_pages(store: Store, wanted: TaskFilter) -> list[TaskPage]:
+    """List page by page, to the end."""
+    pages: list[TaskPage] = []
+    while not pages or wanted.after is not None:
+        page = await store.tasks(wanted)
+        assert len(page.records) <= wanted.limit
+        assert page.rest is None or page.rest != wanted.after, "the listing does not go on"
+        pages.append(page)
+        wanted = replace(wanted, after=page.rest)
+    return pages
 
 
 class Steps:
@@ -213,4 +236,11 @@ class Steps:
         return found[0] if found else None
 
     async def listed(self, store: Store, **wanted: Any) -> list[UUID]:
-        return [UUID(record.id) for record in await store.tasks(TaskFilter(**wanted))]
+        page = await store.tasks(TaskFilter(**wanted))
+        assert page.rest is None or len(page.records) == TaskFilter(**wanted).limit
+        return [UUID(record.id) for record in page.records]
+
+    async def paged(self, store: Store, **wanted: Any) -> list[list[UUID]]:
+        """What each page of a listing holds."""
+        pages = await all_pages(store, TaskFilter(**wanted))
+        return [[UUID(record.id) for record in page.records] for page in pages]

@@ -1,4 +1,4 @@
--- discard_old_dead: remove dead tasks whose day has come, with their keys. $1 limit
+-- discard_old_dead: remove dead tasks whose day has come, with their keys and tags. $1 limit
 WITH removing AS MATERIALIZED (
     SELECT set_config('windlass_internal.removing', 'on', true)
 ), old AS MATERIALIZED (
@@ -12,11 +12,15 @@ WITH removing AS MATERIALIZED (
     DELETE FROM windlass.dead d
     USING old
     WHERE d.id = old.id
-    RETURNING d.id, d.type, d.idempotency_key
+    RETURNING d.id, d.type, d.idempotency_key, d.tags
 ), forgotten AS (
     DELETE FROM windlass.idempotency i
     USING gone g
     WHERE i.type = g.type AND i.key = g.idempotency_key AND i.task_id = g.id
+), untagged AS (
+    DELETE FROM windlass.task_tag k
+    USING (SELECT g.id, unnest(g.tags) AS tag FROM gone g) t
+    WHERE k.tag = t.tag AND k.task_id = t.id
 )
 SELECT count(*)
 FROM gone

@@ -1,5 +1,6 @@
--- list_pending: tasks that are ready, newest first.
--- $1 type, $2 queue, $3 tag, $4 created_from, $5 created_until, $6 before, $7 limit, $8 status
+-- list_pending: tasks that are ready, newest first, out of the next 10000; the last of those is
+-- returned (`is_last`) whether it fits or not.
+-- $1 lanes (NULL: all), $2 before, $3 not_before, $4 created_from, $5 created_until, $6 limit
 SELECT
     t.id, t.type, t.queue, t.payload, 'pending' AS status, t.priority, t.idempotency_key,
     NULL::uuid AS worker_id, t.created_at, t.scheduled_for,
@@ -8,15 +9,21 @@ SELECT
     t.attempts, t.max_attempts,
     CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) -> -1 ->> 'message' END AS last_error,
     NULL::jsonb AS result, t.tags, t.generation,
-    CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) END AS errors
-FROM windlass.ready p
-JOIN windlass.task t ON t.id = p.task_id
-WHERE ($1::text IS NULL OR t.type = $1)
-    AND ($2::text IS NULL OR t.queue = $2)
-    AND ($3::text IS NULL OR $3 = ANY (t.tags))
-    AND ($4::timestamptz IS NULL OR t.created_at >= $4)
-    AND ($5::timestamptz IS NULL OR t.created_at < $5)
-    AND ($6::uuid IS NULL OR t.id < $6)
-    AND ($8::text = 'pending')
-ORDER BY t.id DESC
-LIMIT $7
+    CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) END AS errors,
+    p.fits AND t.created_at >= $4 AND t.created_at < $5 AS fits, p.is_last
+FROM (
+    SELECT
+        k.task_id, $1::bigint[] IS NULL OR k.lane = ANY ($1) AS fits,
+        row_number() OVER (ORDER BY k.task_id DESC) = 10000 AS is_last
+    FROM (
+        SELECT w.task_id, w.lane
+        FROM windlass.ready w
+        WHERE w.task_id < $2 AND w.task_id >= $3
+        ORDER BY w.task_id DESC
+        LIMIT 10000
+    ) k
+) p
+JOIN windlass.task t ON t.id = ANY (ARRAY[p.task_id])
+WHERE p.is_last OR (p.fits AND t.created_at >= $4 AND t.created_at < $5)
+ORDER BY p.task_id DESC
+LIMIT $6

@@ -1,12 +1,21 @@
--- register_types: make types known; a row that would not change is not written.
--- $1 names, $2 queues, $3 priorities, $4 max_attempts, $5 retention_seconds.
+-- register_types: make types and settings known; a row that would not change is not written.
+-- $1 names, $2 queues, $3 priorities, $4 max_attempts, $5 retention_seconds, $6 retention,
+-- $7 key_retention, $8 max_payload_bytes.
 -- Rows are taken in sorted order: workers that start together wait for each other once.
+WITH settings AS (
+    UPDATE windlass.setting AS known
+    SET retention = $6, key_retention = $7, max_payload_bytes = $8
+    WHERE (known.retention, known.key_retention, known.max_payload_bytes)
+        IS DISTINCT FROM ($6::interval, $7::interval, $8::integer)
+    RETURNING true
+)
 INSERT INTO windlass.task_type AS known (
     name, queue, priority, max_attempts, retention_seconds, registered_at
 )
 SELECT u.name, u.queue, u.priority, u.max_attempts, u.retention, windlass.clock()
 FROM unnest($1::text[], $2::text[], $3::smallint[], $4::smallint[], $5::integer[])
     AS u (name, queue, priority, max_attempts, retention)
+WHERE (SELECT count(*) FROM settings) >= 0  -- which are locked first, by everybody
 ORDER BY u.name
 ON CONFLICT (name) DO UPDATE
 SET queue = excluded.queue,

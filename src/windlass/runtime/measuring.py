@@ -1,0 +1,37 @@
+"""Metrics if there is something to write them with: the official client is an extra."""
+
+from collections.abc import Callable
+from http import HTTPStatus
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from windlass.runtime.monitor import Page
+
+HOW_TO_INSTALL = "metrics need the extra 'metrics': pip install prometheus-client\n"
+
+
+class Measures(Protocol):
+    """Takes in what the stages tell, and shows it."""
+
+    def __call__(self, event: str, batch: Any) -> None:
+        """Take in what a stage tells."""
+
+    def page(self) -> Page:
+        """Show everything."""
+
+
+def new_metrics(slots: Callable[[], tuple[int, int]], is_leader: Callable[[], bool]) -> Measures:
+    """Make metrics, or what says that none are made."""
+    if find_spec("prometheus_client") is None:
+        return _NotInstalled()
+    from windlass.runtime.metrics import Metrics  # noqa: PLC0415 - needs the extra
+
+    return Metrics(slots, is_leader)
+
+
+class _NotInstalled:
+    def __call__(self, event: str, batch: Any) -> None:
+        """Forget it."""
+
+    def page(self) -> Page:
+        return Page(HTTPStatus.NOT_IMPLEMENTED, "text/plain", HOW_TO_INSTALL.encode())

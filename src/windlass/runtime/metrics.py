@@ -1,0 +1,237 @@
+"""Counts and distributions of what the stages tell, kept cheaply and written out when asked for.
+
+A batch costs a few dictionary look-ups for each of its tasks; what Prometheus wants of it is worked out
+when Prometheus asks.
+"""
+
+import threading
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from windlass.model.task import Answer, Outcome, QueueRecord
+from windlass.runtime.monitor import Page
+from windlass.telemetry import counted
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+SORTED_AT_ONCE = 500  # values
+TASKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+MOST_LABELS = 1000  # of types and queues together: who enqueues by name may make up any number
+OTHERS = ("others", "others")
+
+Labels = tuple[str, str]  # type, queue
+
+_COMPLETED = Outcome.COMPLETED  # to look it up in its class costs more than all else of a task
+
+
+class Distribution:
+    """How many values lie in each bucket, and their sum. Values are sorted in when there are many."""
+
+    __slots__ = ("_bounds", "_counts", "_lock", "_new", "_total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._new: list[float] = []
+        self._lock = threading.Lock()  # who asks for it comes from another thread
+
+    def add(self, values: Iterable[float]) -> None:
+        """Count values."""
+        with self._lock:
+            self._new += values
+            if len(self._new) > SORTED_AT_ONCE:
+                self._sort_in()
+
+    def _sort_in(self) -> None:
+        values = sorted(self._new)
+        self._new.clear()
+        self._total += sum(values)
+        below = 0
+        for place, bound in enumerate(self._bounds):
+            until = bisect_right(values, bound, below)
+            self._counts[place] += until - below
+            below = until
+        self._counts[-1] += len(values) - below
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Return how many values are at most as large as each bound, and the sum of all."""
+        with self._lock:
+            self._sort_in()
+            counts, total = list(self._counts), self._total
+        names = (*(repr(float(bound)) for bound in self._bounds), "+Inf")
+        return list(zip(names, accumulate(counts), strict=True)), total
+
+
+class Metrics(Collector):
+    """What one process did. A watcher of the telemetry, and a collector of Prometheus."""
+
+    def __init__(self, slots: Callable[[], tuple[int, int]], is_leader: Callable[[], bool]) -> None:
+        self._slots = slots
+        self._is_leader = is_leader
+        self._known: dict[Labels, Labels] = {}
+        self._enqueued: Counter[Labels] = Counter()
+        self._claimed: Counter[Labels] = Counter()
+        self._ended: Counter[tuple[str, str, str]] = Counter()
+        self._waits: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
+        self._durations: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
+        self._claims = Distribution(TASKS)
+        self._settlements = Distribution(TASKS)
+        self._told: dict[str, Callable[[Any], None]] = {
+            "enqueued": self._count_enqueued,
+            "claimed": self._count_claimed,
+            "settled": self._count_settled,
+            "counted": self._keep_queues,
+        }
+        self._queues: Sequence[QueueRecord] = ()
+
+    def __call__(self, event: str, batch: Any) -> None:
+        """Take in what a stage tells."""
+        self._told[event](batch)
+
+    def page(self) -> Page:
+        """All of it as Prometheus reads it."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return Page(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry))
+
+    def _labels(self, type_: str, queue: str) -> Labels:
+        labels = (type_, queue)
+        known = self._known.get(labels)
+        if known is None:
+            known = labels if len(self._known) < MOST_LABELS else OTHERS
+            self._known[labels if known is labels else OTHERS] = known
+        return known
+
+    def _count_enqueued(self, added: Any) -> None:
+        for task, answer in zip(added.tasks, added.answers, strict=True):
+            if answer.created:
+                self._enqueued[self._labels(task.type, task.queue)] += 1
+
+    # Nearly every batch is of one type and queue and went well: it is not taken apart, which would cost as
+    # much again as all the rest.
+
+    def _count_claimed(self, claim: Any) -> None:
+        tasks = claim.tasks
+        self._claims.add((len(tasks),))
+        type_, queue = tasks[0].type, tasks[0].queue
+        waits = [task.waited for task in tasks if task.type == type_ and task.queue == queue]
+        if len(waits) == len(tasks):
+            labels = self._labels(type_, queue)
+            self._claimed[labels] += len(waits)
+            self._waits[labels].add(waits)
+            return
+        for task in tasks:
+            labels = self._labels(task.type, task.queue)
+            self._claimed[labels] += 1
+            self._waits[labels].add((task.waited,))
+
+    def _count_settled(self, settled: Any) -> None:
+        batch, answers = settled.batch, settled.answers
+        self._settlements.add((len(batch),))
+        type_, queue = batch[0].job.task.type, batch[0].job.task.queue
+        took = [
+            job.ended_at - job.started_at
+            for done in batch
+            if done.settlement.outcome is _COMPLETED
+            and (task := (job := done.job).task).type == type_
+            and task.queue == queue
+        ]
+        if len(took) == len(batch) == answers.count(Answer.APPLIED):
+            labels = self._labels(type_, queue)
+            self._ended[*labels, "completed"] += len(took)
+            self._durations[labels].add(took)
+            return
+        for done, answer in zip(batch, answers, strict=True):
+            job = done.job
+            labels = self._labels(job.task.type, job.task.queue)
+            self._ended[*labels, _shown(done, answer)] += 1
+            if job.started_at and job.ended_at:
+                self._durations[labels].add((job.ended_at - job.started_at,))
+
+    def _keep_queues(self, queues: Sequence[QueueRecord]) -> None:
+        self._queues = queues
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield everything, for Prometheus."""
+        both = ["type", "queue"]
+        yield _counter("tasks_enqueued", "Tasks that this process enqueued", both, self._enqueued)
+        yield _counter(
+            "tasks_claimed", "Tasks that workers of this process were granted", both, self._claimed
+        )
+        said = "Attempts of workers of this process by what became of them"
+        yield _counter("tasks_ended", said, [*both, "outcome"], self._ended)
+        said = "From ready to granted"
+        yield _histogram("task_wait_seconds", said, both, list(self._waits.items()))
+        said = "From the start of a handler to its end"
+        yield _histogram("task_duration_seconds", said, both, list(self._durations.items()))
+        yield _histogram("claim_tasks", "Tasks granted at once", [], [((), self._claims)])
+        yield _histogram("settle_tasks", "Ends written at once", [], [((), self._settlements)])
+        running, size = self._slots()
+        yield GaugeMetricFamily("windlass_slots", "Tasks that may run at once", value=size)
+        yield GaugeMetricFamily("windlass_slots_busy", "Tasks that run", value=running)
+        depth = GaugeMetricFamily(
+            "windlass_queue_tasks", "Live tasks, shown by the leader", labels=["queue", "status"]
+        )
+        if self._is_leader():  # or another worker shows it by now
+            for (name, status), tasks in _depths(self._queues).items():
+                depth.add_metric([name, status], tasks)
+        yield depth
+        for event, name, meaning in (
+            ("lease.lost", "leases_lost", "Leases that were not kept"),
+            ("settlement.lost", "settlements_lost", "Outcomes that came too late"),
+            ("listener.repaired", "listener_repairs", "Wake-ups that were lost and came back"),
+            ("store.unavailable", "store_failures", "Calls that the database did not carry out"),
+            ("loop.blocked", "loop_blocks", "Times that a handler blocked the event loop"),
+        ):
+            yield CounterMetricFamily(f"windlass_{name}", meaning, value=counted(event))
+
+
+def _shown(done: Any, answer: Answer) -> str:
+    if answer is Answer.LOST:
+        return "lost"
+    outcome: Outcome = done.settlement.outcome
+    return Outcome.COMPLETED if done.was_completed(answer) else outcome
+
+
+def _depths(queues: Sequence[QueueRecord]) -> Counter[tuple[str, str]]:
+    depths: Counter[tuple[str, str]] = Counter()
+    for place, queue in enumerate(queues):
+        name = queue.name if place < MOST_LABELS else OTHERS[1]
+        depths.update({(name, status): tasks for status, tasks in queue.counts.items()})
+    return depths
+
+
+def _counter(
+    name: str, meaning: str, labels: Sequence[str], counts: Counter[Any]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"windlass_{name}", meaning, labels=labels)
+    for values, count in list(counts.items()):  # a copy: the worker's thread goes on counting
+        family.add_metric([str(value) for value in values], count)
+    return family
+
+
+def _histogram(
+    name: str,
+    meaning: str,
+    labels: Sequence[str],
+    found: Iterable[tuple[Sequence[str], Distribution]],
+) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(f"windlass_{name}", meaning, labels=labels)
+    for values, distribution in found:
+        buckets, total = distribution.read()
+        family.add_metric(list(values), buckets, total)
+    return family

@@ -1,0 +1,54 @@
+-- list_pending_lanes: tasks of some lanes that are ready, those first that became so last.
+-- So many of each lane are read, or fewer where there are many lanes: the last row is `is_last` if
+-- there may be more, and is returned whether it fits or not.
+-- $1 lanes, $2 before_x, $3 before_n, $4 how many to read, $5 created_from, $6 created_until, $7 limit
+WITH heads AS MATERIALIZED (
+    SELECT l.lane, h.x, h.n
+    FROM unnest($1::bigint[]) AS l (lane)
+    CROSS JOIN LATERAL (
+        SELECT r.x, r.n
+        FROM windlass.ready r
+        WHERE r.lane = l.lane AND (r.x, r.n) < ($2::text::xid8, $3::bigint)
+        ORDER BY r.x DESC, r.n DESC
+        LIMIT 1
+    ) h
+), size AS MATERIALIZED (
+    SELECT least($4::bigint, greatest(50, 20000 / greatest(count(*), 1))) AS wanted
+    FROM heads
+), newest AS MATERIALIZED (
+    SELECT h.lane
+    FROM heads h
+    ORDER BY h.x DESC, h.n DESC
+    LIMIT (SELECT s.wanted FROM size s)
+), found AS MATERIALIZED (
+    SELECT p.task_id, p.x, p.n, row_number() OVER (ORDER BY p.x DESC, p.n DESC) AS place
+    FROM newest l
+    CROSS JOIN LATERAL (
+        SELECT r.task_id, r.x, r.n
+        FROM windlass.ready r
+        WHERE r.lane = l.lane AND (r.x, r.n) < ($2::text::xid8, $3::bigint)
+        ORDER BY r.x DESC, r.n DESC
+        LIMIT (SELECT s.wanted FROM size s)
+    ) p
+    ORDER BY p.x DESC, p.n DESC
+    LIMIT (SELECT s.wanted FROM size s)
+)
+SELECT k.*
+FROM (
+    SELECT
+        t.id, t.type, t.queue, t.payload, 'pending' AS status, t.priority, t.idempotency_key,
+        NULL::uuid AS worker_id, t.created_at, t.scheduled_for,
+        NULL::timestamptz AS claimed_at, NULL::timestamptz AS started_at, NULL::timestamptz AS completed_at,
+        t.created_at AS updated_at,
+        t.attempts, t.max_attempts,
+        CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) -> -1 ->> 'message' END AS last_error,
+        NULL::jsonb AS result, t.tags, t.generation,
+        CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) END AS errors,
+        f.x::text AS x, f.n, t.created_at >= $5 AND t.created_at < $6 AS fits,
+        f.place, f.place = (SELECT s.wanted FROM size s) AS is_last
+    FROM found f
+    JOIN windlass.task t ON t.id = ANY (ARRAY[f.task_id])
+) k
+WHERE k.fits OR k.is_last
+ORDER BY k.place
+LIMIT $7

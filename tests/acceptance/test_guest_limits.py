@@ -1,0 +1,303 @@
+"""What a caller's connection cannot do, and what its own settings mean for an enqueue."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import django
+import django.conf
+import psycopg
+import pytest
+import sqlalchemy
+import sqlalchemy.exc
+from django.db import transaction as django_transaction
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from acceptance.guests import sqlalchemy_url
+from acceptance.quick import QUICK
+from windlass import App, ConfigurationError, IdempotencyConflict, Task
+from windlass.store.postgres import enqueueing
+
+
+@pytest.fixture
+async def app(database_url: str) -> AsyncIterator[App]:
+    app = App(database_url, **QUICK)
+
+    @app.task
+    async def work(n: int) -> int:
+        return n
+
+    async with app:
+        yield app
+    await asyncio.to_thread(app.close_sync)  # what synchronous callers opened
+
+
+@pytest.fixture
+def work(app: App) -> Task[[int], Any]:
+    return app.tasks[0]
+
+
+async def left(app: App) -> int:
+    return sum(sum(queue.counts.values()) for queue in await (await app.store()).queues())
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_failure_to_serialise_is_the_drivers_own(
+    app: App, work: Task[[int], Any], database_url: str, level: str
+) -> None:
+    """The caller repeats its transaction, as it does for its own statements."""
+    connection = await asyncpg.connect(
+        database_url, statement_cache_size=0
+    )  # there may be a pooler
+    within = work.options(idempotency_key="k", connection=connection)
+    begun = connection.transaction(isolation=level.lower().replace(" ", "_"))
+    await begun.start()
+    await connection.execute("SELECT count(*) FROM windlass.task_type")  # it sees no later than now
+    first = await work.options(idempotency_key="k").enqueue(1)
+    with pytest.raises(asyncpg.SerializationError):
+        await within.enqueue(1)
+    await begun.rollback()
+    async with connection.transaction(isolation=level.lower().replace(" ", "_")):
+        again = await within.enqueue(1)
+    await connection.close()
+
+    assert (again.id, again.created) == (first.id, False)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_strict_transaction_enqueues_beside_others(
+    app: App, work: Task[[int], Any], database_url: str, level: str
+) -> None:
+    def enqueue() -> None:
+        with psycopg.connect(database_url) as connection:
+            connection.isolation_level = getattr(psycopg.IsolationLevel, level.replace(" ", "_"))
+            connection.execute("SELECT count(*) FROM windlass.task_type")
+            barrier.wait()
+            for n in range(5):
+                work.options(connection=connection).enqueue_sync(n)
+
+    await work.enqueue(0)  # the first of its kind is listed, which all of them would do
+    barrier = threading.Barrier(3)
+    await asyncio.gather(*(asyncio.to_thread(enqueue) for _ in range(3)))
+    assert await left(app) == 16
+    await app.run_worker(until_idle=True)
+    assert await left(app) == 0
+
+
+async def test_where_each_statement_commits_an_enqueue_does_too(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    def enqueue() -> None:
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            work.options(connection=connection).enqueue_sync(1)
+            with connection.transaction(force_rollback=True):
+                work.options(connection=connection).enqueue_sync(2)
+
+    await asyncio.to_thread(enqueue)
+    assert await left(app) == 1
+
+
+@pytest.mark.parametrize("kind", ["psycopg", "asyncpg", "sqlalchemy"])
+async def test_a_call_of_several_statements_is_all_or_nothing_there_too(
+    app: App, work: Task[[int], Any], database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK", 3)  # bytes of payload: two tasks each
+    await work.options(idempotency_key="k").enqueue(0)
+    good = [work.call(n) for n in range(5)]
+    bad = [*good, work.options(idempotency_key="k").call(9)]
+
+    async def enqueue(calls: Any) -> None:
+        if kind == "asyncpg":
+            connection = await asyncpg.connect(database_url)
+            try:
+                await app.enqueue_many(calls, connection=connection)
+            finally:
+                await connection.close()
+        elif kind == "psycopg":
+            with psycopg.connect(database_url, autocommit=True) as c:
+                await asyncio.to_thread(app.enqueue_many_sync, calls, connection=c)
+        else:
+            url = sqlalchemy_url(database_url, "psycopg")
+            engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+            try:
+                with engine.connect() as c:
+                    await asyncio.to_thread(app.enqueue_many_sync, calls, connection=c)
+            finally:
+                engine.dispose()
+
+    with pytest.raises(IdempotencyConflict, match="item 5: "):
+        await enqueue(bad)
+    assert await left(app) == 1
+    await enqueue(good)
+    assert await left(app) == 6
+
+
+async def test_the_cursors_of_the_caller_may_be_any(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    def enqueue() -> None:
+        with psycopg.connect(database_url, cursor_factory=psycopg.RawCursor) as connection:
+            work.options(connection=connection).enqueue_sync(1)
+
+    async def enqueue_too() -> None:
+        connecting = psycopg.AsyncConnection.connect(
+            database_url, cursor_factory=psycopg.AsyncRawCursor
+        )
+        async with await connecting as connection:
+            await work.options(connection=connection).enqueue(2)
+
+    await asyncio.to_thread(enqueue)
+    await enqueue_too()
+
+    assert await left(app) == 2
+
+
+async def test_an_enqueue_may_be_part_of_a_pipeline(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    def enqueue() -> None:
+        with psycopg.connect(database_url) as connection, connection.pipeline():
+            handles = [work.options(connection=connection).enqueue_sync(n) for n in range(2)]
+            assert all(handle.created for handle in handles)
+
+    async def enqueue_too() -> None:
+        connecting = psycopg.AsyncConnection.connect(database_url)
+        async with await connecting as connection, connection.pipeline():
+            await work.options(connection=connection).enqueue(2)
+
+    await asyncio.to_thread(enqueue)
+    await enqueue_too()
+
+    assert await left(app) == 3
+
+
+async def test_nested_blocks_are_taken_back_by_themselves(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    def enqueue() -> None:
+        engine = sqlalchemy.create_engine(sqlalchemy_url(database_url, "psycopg"))
+        sessions = scoped_session(sessionmaker(engine))
+        with sessions.begin():
+            work.options(connection=sessions).enqueue_sync(1)
+            with suppress(ZeroDivisionError), sessions.begin_nested():
+                work.options(connection=sessions).enqueue_sync(2)
+                raise ZeroDivisionError
+            with sessions.begin_nested():
+                work.options(connection=sessions()).enqueue_sync(3)
+        sessions.remove()
+        engine.dispose()
+
+    await asyncio.to_thread(enqueue)
+    assert await left(app) == 2
+
+
+async def test_django_enqueues_in_its_atomic_block(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    if not django.conf.settings.configured:
+        django.conf.settings.configure()
+        django.setup()
+    from django.db import DEFAULT_DB_ALIAS, connection, connections
+
+    given = conninfo_to_dict(database_url)
+    options = {"HOST": given["host"], "PORT": given.get("port", ""), "USER": given["user"]}
+    connections.settings = connections.configure_settings(
+        {
+            DEFAULT_DB_ALIAS: {
+                "ENGINE": "django.db.backends.postgresql",
+                "NAME": given["dbname"],
+                **options,
+            }
+        }
+    )
+
+    def enqueue() -> None:
+        within = work.options(connection=connection)
+        try:
+            with django_transaction.atomic():
+                work.options(connection=connections[DEFAULT_DB_ALIAS]).enqueue_sync(1)
+                with suppress(ZeroDivisionError), django_transaction.atomic():
+                    within.enqueue_sync(2)
+                    raise ZeroDivisionError
+                keyed = within.options(idempotency_key="k")
+                with suppress(IdempotencyConflict), django_transaction.atomic():
+                    keyed.enqueue_sync(3)
+                    keyed.enqueue_sync(4)
+            within.enqueue_sync(5)
+        finally:
+            connections.close_all()
+
+    await asyncio.to_thread(enqueue)
+    assert await left(app) == 2
+
+
+async def test_what_is_no_connection_is_named(app: App, work: Task[[int], Any]) -> None:
+    with pytest.raises(TypeError, match=r"connection is of type builtins.str; give one of psycopg"):
+        await work.options(connection="postgresql://host/db").enqueue(1)
+    engine = sqlalchemy.create_engine("sqlite://")
+    with engine.connect() as c, pytest.raises(TypeError, match="a database of sqlite"):
+        await asyncio.to_thread(work.options(connection=c).enqueue_sync, 1)
+    with Session(engine) as c, pytest.raises(TypeError, match="a database of sqlite"):
+        await asyncio.to_thread(work.options(connection=c).enqueue_sync, 1)
+    engine.dispose()
+
+
+async def test_a_connection_to_another_database_is_told_so(
+    work: Task[[int], Any], empty_database_url: str
+) -> None:
+    connection = await asyncpg.connect(empty_database_url)
+    with pytest.raises(ConfigurationError, match="give a connection to the database of the app"):
+        await work.options(connection=connection).enqueue(1)
+    await connection.close()
+
+
+async def test_a_role_without_the_right_is_told_so(work: Task[[int], Any], sql_url: str) -> None:
+    connection = await asyncpg.connect(sql_url)
+    await connection.execute("CREATE ROLE poor; GRANT USAGE ON SCHEMA windlass TO poor")
+    try:
+        await connection.execute("SET ROLE poor")
+        with pytest.raises(ConfigurationError, match=r"lacks a right.*function enqueue_many"):
+            await work.options(connection=connection).enqueue(1)
+    finally:
+        await connection.execute("RESET ROLE; DROP OWNED BY poor; DROP ROLE poor")
+        await connection.close()
+
+
+async def test_the_calls_of_one_enqueue_have_one_connection(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    calls = [work.call(1), work.options(connection=connection).call(2)]
+    with pytest.raises(ConfigurationError, match="differs between the calls"):
+        await app.enqueue_many(calls)
+    with pytest.raises(ConfigurationError, match="differs between the calls"):
+        await app.enqueue_many(calls, connection="another")
+    assert len(await app.enqueue_many(calls, connection=connection)) == 2
+    await connection.close()
+
+
+async def test_a_store_in_memory_takes_part_in_no_transaction() -> None:
+    async with App("memory:") as app:
+        with pytest.raises(ConfigurationError, match=r"option 'connection'.*takes part in no"):
+            await app.enqueue("work", connection=object())
+
+
+async def test_a_type_that_only_the_database_knows_keeps_its_defaults(
+    app: App, database_url: str
+) -> None:
+    defaults = app.tasks[0].definition.defaults
+    await (await app.store()).register_types([replace(defaults, queue="q")])
+    async with App(database_url) as other:
+        connection = await asyncpg.connect(database_url)
+        handle = await other.enqueue("work", {"n": 1}, connection=connection)
+        await connection.close()
+        with psycopg.connect(database_url) as c:
+            by_thread = await asyncio.to_thread(other.enqueue_sync, "work", {"n": 1}, connection=c)
+
+        assert (await handle.get()).queue == (await by_thread.get()).queue == "q"
+    await asyncio.to_thread(other.close_sync)

@@ -1,0 +1,166 @@
+"""Probes of a worker: they look at real things, and are told to nobody who has not asked."""
+
+import asyncio
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import asyncpg
+import pytest
+
+from acceptance.probes import fetch
+from acceptance.quick import QUICK
+from windlass import App, ConfigurationError
+from windlass.runtime import worker as worker_module
+
+
+class Answer(NamedTuple):
+    status: int
+    checks: dict[str, str]
+
+
+@pytest.fixture
+async def app(app_url: str, port: int) -> AsyncIterator[App]:
+    async with App(app_url, **QUICK, health_port=port) as app:
+        yield app
+
+
+@pytest.fixture
+def ask(port: int) -> Callable[[str], Any]:
+    async def ask(path: str) -> Answer:
+        status, body = await asyncio.to_thread(fetch, port, path)
+        return Answer(status, json.loads(body)["checks"])
+
+    return ask
+
+
+async def test_a_worker_that_works_is_alive_and_ready(app: App, ask: Any) -> None:
+    async with app.worker():
+        alive, ready = await ask("/livez"), await ask("/readyz")
+
+    assert alive == (200, {"event loop": "ok", "heart": "ok"})
+    assert ready.status == 200
+    assert set(ready.checks) == {
+        *("worker", "event loop", "heart", "claims", "wake-ups", "store"),
+    }
+    assert set(ready.checks.values()) == {"ok"}
+
+
+async def test_a_worker_that_has_not_started_is_not_ready(app: App, ask: Any) -> None:
+    starting, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.on_startup
+    async def prepare() -> None:
+        starting.set()
+        await go_on.wait()
+
+    running = asyncio.create_task(app.run_worker(until_idle=True))
+    await starting.wait()
+    assert (await ask("/readyz")).checks["worker"] == "starting"
+    assert (await ask("/livez")).status == 200
+    go_on.set()
+    await running
+
+
+async def test_a_worker_that_is_asked_to_stop_is_not_ready_from_that_moment(
+    app: App, ask: Any
+) -> None:
+    started, finish = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        started.set()
+        await finish.wait()
+
+    async with app.worker() as worker:
+        await work.enqueue()
+        await started.wait()
+        worker.stop()
+        ready = await ask("/readyz")
+        assert (ready.status, ready.checks["worker"]) == (503, "stopping")
+        assert (await ask("/livez")).status == 200
+        finish.set()
+
+
+async def test_an_event_loop_that_does_not_turn_is_told(
+    app: App, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "STUCK_AFTER", 0.5)
+    told: list[tuple[int, bytes]] = []
+
+    @app.task
+    async def block() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor() as pool:
+            time.sleep(1)
+            told.append(pool.submit(fetch, port, "/livez").result())
+            told.append(pool.submit(fetch, port, "/readyz").result())
+
+    await block.enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert [status for status, _ in told] == [503, 503]
+    assert all(b"has not turned for 1 s" in body for _, body in told)
+
+
+async def test_other_pages_and_verbs_are_refused(app: App, port: int) -> None:
+    async with app.worker():
+        status, body = await asyncio.to_thread(fetch, port, "/etc/passwd")
+        assert (status, body) == (404, b"there are: /livez, /metrics, /readyz\n")
+        assert (await asyncio.to_thread(fetch, port, "/livez?x=1"))[0] == 200
+        assert await asyncio.to_thread(fetch, port, "/livez", "HEAD") == (200, b"")
+        assert (await asyncio.to_thread(fetch, port, "/livez", "POST"))[0] == 501
+
+
+async def test_a_port_that_is_taken_is_named(app: App, port: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ConfigurationError, match=f"health_port {port} on 127.0.0.1 cannot be"),
+    ):
+        await app.run_worker(until_idle=True)
+
+
+async def test_nothing_listens_unless_told_to(app_url: str) -> None:
+    before = set(_listening())
+    async with App(app_url, **QUICK) as app, app.worker():
+        assert set(_listening()) - before == set()
+
+
+def _listening() -> list[str]:
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    own = {link.readlink().name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    sockets = (line.split() for line in lines)
+    return [words[1] for words in sockets if words[3] == "0A" and f"socket:[{words[9]}]" in own]
+
+
+async def test_a_schema_that_is_newer_leaves_a_worker_ready_and_one_that_lacks_something_does_not(
+    database_url: str, port: int, ask: Any, sql_url: str
+) -> None:
+    connection = await asyncpg.connect(sql_url)
+    async with App(database_url, **QUICK, health_port=port) as app, app.worker():
+        await connection.execute("INSERT INTO windlass.migration VALUES (9999, 'later')")
+        newer = await ask("/readyz")
+        await connection.execute("DELETE FROM windlass.migration WHERE number = 3")
+        lacking = await ask("/readyz")
+    await connection.close()
+
+    assert (newer.status, newer.checks["store"]) == (200, "ok")
+    assert lacking.status == 503
+    assert "lacks migration 0003" in lacking.checks["store"]
+
+
+async def test_probes_are_answered_on_ipv6_too(app_url: str, port: int) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("NO PROBE WAS ASKED OVER IPv6: this host has none")
+    async with App(app_url, **QUICK, health_host="::1", health_port=port) as app, app.worker():
+        request = f"http://[::1]:{port}/livez"
+        status = await asyncio.to_thread(lambda: urllib.request.urlopen(request).status)
+
+    assert status == 200

@@ -1,0 +1,211 @@
+"""What a worker shows to Prometheus, read with the official client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from importlib import util
+from uuid import UUID
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from acceptance.probes import fetch
+from acceptance.quick import QUICK
+from windlass import App, Context, Fail, Retry, TaskFailed
+from windlass.model.task import (
+    Answer,
+    Claim,
+    ClaimedTask,
+    Outcome,
+    QueueRecord,
+    Settlement,
+    TaskState,
+)
+from windlass.runtime import metrics as metrics_module
+from windlass.runtime.committer import Done, Settled
+from windlass.runtime.job import Job
+from windlass.runtime.metrics import Distribution, Metrics
+
+LABELS = ("type", "queue", "status", "outcome")
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+@pytest.fixture
+async def app(app_url: str, port: int) -> AsyncIterator[App]:
+    async with App(app_url, **QUICK, health_port=port, buffer=0) as app:
+        yield app
+
+
+async def scrape(port: int) -> Samples:
+    status, body = await asyncio.to_thread(fetch, port, "/metrics")
+    assert status == 200
+    return {
+        (
+            sample.name,
+            tuple(sample.labels[name] for name in LABELS if name in sample.labels),
+        ): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+async def test_a_worker_counts_what_it_does(app: App, port: int) -> None:
+    finish = asyncio.Event()
+
+    @app.task(queue="q", retry=Retry(max_attempts=2, base=0))
+    async def work(ctx: Context, how: str) -> None:
+        if how == "fail":
+            raise Fail("for good")
+        if how == "retry" and ctx.attempt == 1:
+            raise ValueError("not yet")
+        if how == "long":
+            await finish.wait()
+
+    async with app.worker(concurrency=3):
+        before = await scrape(port)
+        handles = [await work.enqueue(how) for how in ("", "", "fail", "retry", "long")]
+        await work.options(idempotency_key="k").enqueue("")
+        await work.options(idempotency_key="k").enqueue("")
+        for handle in handles[:4]:
+            with suppress(TaskFailed):
+                await handle.result(timeout=10)
+        completed = ("windlass_tasks_ended_total", ("work", "q", "completed"))
+        async with asyncio.timeout(20):
+            while (await scrape(port)).get(completed, 0) < 4:
+                await asyncio.sleep(0.02)
+        seen = await scrape(port)
+        finish.set()
+
+    assert before["windlass_slots", ()] == 3
+    assert before["windlass_slots_busy", ()] == 0
+    labels = ("work", "q")
+    assert seen["windlass_tasks_enqueued_total", labels] == 6
+    assert seen["windlass_tasks_claimed_total", labels] == 7
+    assert {
+        key[1][2]: value for key, value in seen.items() if key[0] == "windlass_tasks_ended_total"
+    } == {"completed": 4, "failed": 1, "retried": 1}
+    assert seen["windlass_task_duration_seconds_count", labels] == 6
+    assert seen["windlass_task_wait_seconds_count", labels] == 7
+    assert seen["windlass_task_wait_seconds_sum", labels] >= 0
+    assert seen["windlass_slots_busy", ()] == 1
+    assert seen["windlass_claim_tasks_sum", ()] == 7
+    assert seen["windlass_settle_tasks_sum", ()] == 6
+
+
+async def test_a_task_completed_by_its_handler_counts_as_completed(
+    database_url: str,
+    port: int,
+) -> None:
+    app = App(database_url, **QUICK, health_port=port)
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        async with ctx.transaction():
+            pass
+
+    async with app, app.worker():
+        await (await work.enqueue()).result(timeout=10)
+        key = ("windlass_tasks_ended_total", ("work", "default", "completed"))
+        async with asyncio.timeout(20):
+            while key not in await scrape(port):
+                await asyncio.sleep(0.02)
+
+
+async def test_the_leader_shows_how_many_tasks_wait(app: App, port: int) -> None:
+    await app.enqueue("unknown", queue="slow")
+    await app.enqueue("unknown", queue="slow")
+    await app.enqueue("unknown", delay=60)
+    async with app.worker():
+        async with asyncio.timeout(20):
+            while ("windlass_queue_tasks", ("slow", "pending")) not in await scrape(port):
+                await asyncio.sleep(0.02)
+        seen = await scrape(port)
+        assert seen["windlass_queue_tasks", ("slow", "pending")] == 2
+        assert seen["windlass_queue_tasks", ("default", "scheduled")] == 1
+
+
+def test_depths_are_shown_by_the_leader_and_queues_without_end_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_module, "MOST_LABELS", 1)
+    is_leader = True
+    metrics = Metrics(lambda: (0, 1), lambda: is_leader)
+    metrics("counted", [QueueRecord(name, False, {TaskState.PENDING: 2}, None) for name in "abc"])
+
+    def depths() -> dict[str, float]:
+        (depth,) = [one for one in metrics.collect() if one.name == "windlass_queue_tasks"]
+        return {sample.labels["queue"]: sample.value for sample in depth.samples}
+
+    assert depths() == {"a": 2, "others": 4}
+    is_leader = False
+    assert depths() == {}
+
+
+def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
+    def ended(queue: str, outcome: Outcome) -> Done:
+        task = ClaimedTask(UUID(int=1), "work", queue, 10, "{}", 0, 4, 1, None)
+        job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0, started_at=1.0, ended_at=2.0)
+        return Done(job, Settlement(UUID(int=2), task.id, 1, outcome))
+
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+    done, lost, dead = Outcome.COMPLETED, Answer.LOST, Outcome.DEAD
+    told = [(ended("a", done), Answer.APPLIED), (ended("b", done), Answer.APPLIED)]
+    for batch in (told, [*told, (ended("a", done), lost), (ended("b", dead), Answer.APPLIED)]):
+        metrics("settled", Settled(*(list(part) for part in zip(*batch, strict=True))))
+
+    (family,) = [one for one in metrics.collect() if one.name == "windlass_tasks_ended"]
+    counts = {
+        (sample.labels["queue"], sample.labels["outcome"]): sample.value
+        for sample in family.samples
+    }
+    assert counts == {
+        ("a", "completed"): 2,
+        ("b", "completed"): 2,
+        ("a", "lost"): 1,
+        ("b", "dead"): 1,
+    }
+
+
+async def test_without_the_extra_the_page_says_how_to_get_it(
+    app: App,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = util.find_spec
+    monkeypatch.setattr(
+        "windlass.runtime.measuring.find_spec",
+        lambda name: None if name == "prometheus_client" else found(name),
+    )
+    async with app.worker():
+        status, body = await asyncio.to_thread(fetch, port, "/metrics")
+
+    assert status == 501
+    assert b"pip install prometheus-client" in body
+
+
+@pytest.mark.parametrize("at_once", [0, 1000])
+def test_a_distribution_counts_each_value_once_in_its_bucket(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(metrics_module, "SORTED_AT_ONCE", at_once)
+    distribution = Distribution((1, 2, 5))
+    for values in ([0.5, 6], [1, 1.5], [], [5]):
+        distribution.add(values)
+
+    for _ in range(2):
+        assert distribution.read() == ([("1.0", 2), ("2.0", 3), ("5.0", 4), ("+Inf", 5)], 14)
+
+
+def test_types_and_queues_without_end_are_counted_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_module, "MOST_LABELS", 2)
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+
+    labels = [metrics._labels(f"type {n}", "q") for n in (1, 2, 3, 1, 4)]
+
+    assert labels == [
+        *[("type 1", "q"), ("type 2", "q"), ("others", "others")],
+        *[("type 1", "q"), ("others", "others")],
+    ]
+    assert len(metrics._known) == 3

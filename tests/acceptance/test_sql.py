@@ -1,0 +1,364 @@
+"""Enqueue and cancel by SQL: the same defaults, the same keys, the same errors as from Python."""
+
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from acceptance.quick import QUICK
+from windlass import App, PayloadError
+from windlass.model.task import TaskFilter
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+async def app(database_url: str) -> AsyncIterator[App]:
+    app = App(database_url, **QUICK)
+
+    @app.task(name="mail.send", queue="mail", priority="high", retry=7, retention=HOUR)
+    async def send(to: str) -> str:
+        return f"sent to {to}"
+
+    async with app:
+        await (await app.store()).register_types([send.definition.defaults])
+        yield app
+
+
+@pytest.fixture
+async def sql(app: App, sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(sql_url)
+    yield connection
+    await connection.close()
+
+
+async def add(sql: asyncpg.Connection, *tasks: Any) -> list[str]:
+    rows = await sql.fetch("SELECT windlass.enqueue_many($1::jsonb)", json.dumps(tasks))
+    return [str(row[0]) for row in rows]
+
+
+async def test_a_task_enqueued_by_sql_runs_with_the_defaults_of_its_type(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    task_id = await sql.fetchval("SELECT windlass.enqueue('mail.send', '{\"to\": \"a\"}')")
+    task = await app.handle(task_id).get()
+    kept_for = await sql.fetchval("SELECT retention_seconds FROM windlass.task")
+    await app.run_worker(until_idle=True)
+
+    assert UUID(str(task_id)).version == 7
+    assert kept_for == HOUR.total_seconds()
+    assert (task.queue, task.priority, task.max_attempts) == ("mail", 20, 7)
+    assert await app.handle(task_id).result(timeout=10) == "sent to a"
+
+
+async def test_functions_with_the_rights_of_their_owner_are_for_nobody_and_look_nowhere_else(
+    sql: asyncpg.Connection,
+) -> None:
+    functions = await sql.fetch(
+        "SELECT proname, has_function_privilege('public', oid, 'EXECUTE') AS is_open, proconfig "
+        "FROM pg_proc WHERE prosecdef AND pronamespace = 'windlass'::regnamespace"
+    )
+
+    assert {name for name, _, _ in functions} == {
+        *("enqueue", "enqueue_many", "cancel", "complete_task"),
+    }
+    for name, is_open, settings in functions:
+        assert not is_open, name
+        assert "search_path=pg_catalog, pg_temp" in settings, name
+
+
+async def test_a_type_that_nobody_registered_has_the_general_defaults(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    task = await app.handle(await sql.fetchval("SELECT windlass.enqueue('unheard')")).get()
+
+    assert (task.queue, task.priority, task.max_attempts) == ("default", 10, 4)
+    assert (task.status, task.payload, task.tags) == ("pending", {}, ())
+
+
+async def test_every_option_is_taken(app: App, sql: asyncpg.Connection) -> None:
+    at = datetime.now(UTC) + HOUR
+    task_id = await sql.fetchval(
+        "SELECT windlass.enqueue('mail.send', queue => 'bulk', priority => 3, at => $1, "
+        "idempotency_key => 'k', max_attempts => 2, tags => ARRAY['a', 'b'], payload => '{}')",
+        at,
+    )
+    task = await app.handle(task_id).get()
+    tagged = await (await app.store()).tasks(TaskFilter(tag="b"))
+
+    assert (task.queue, task.priority, task.max_attempts) == ("bulk", 3, 2)
+    assert (task.status, task.scheduled_for) == ("scheduled", at)
+    assert (task.idempotency_key, task.tags) == ("k", ("a", "b"))
+    assert tagged.records == [task]
+
+
+async def test_many_are_enqueued_in_their_order(app: App, sql: asyncpg.Connection) -> None:
+    own = str(uuid4())
+    ids = await add(
+        sql,
+        {"type": "a", "priority": "critical", "delay": 60.5},
+        {"type": "mail.send", "payload": {"to": "b"}, "tags": [], "queue": None},
+        {"type": "c", "id": own, "at": "2100-01-01T00:00:00+02:00"},
+        {"type": "d", "at": "1980-01-01 00:00:00Z"},
+    )
+    tasks = [await app.handle(one).get() for one in ids]
+
+    assert [one.type for one in tasks] == ["a", "mail.send", "c", "d"]
+    assert [one.status for one in tasks] == ["scheduled", "pending", "scheduled", "pending"]
+    assert [one.priority for one in tasks] == [30, 20, 10, 10]
+    assert tasks[0].scheduled_for - tasks[0].created_at == timedelta(seconds=60.5)
+    assert ids[2] == own
+    assert await add(sql) == []
+
+
+async def test_an_id_that_a_task_has_or_had_is_refused(app: App, sql: asyncpg.Connection) -> None:
+    @app.task(retry=1)
+    async def fail() -> None:
+        raise ValueError
+
+    done = await app.enqueue("mail.send", {"to": "a"})
+    dead = await fail.enqueue()
+    await app.run_worker(until_idle=True)
+    cancelled = await app.enqueue("a")
+    await cancelled.cancel()
+    live = await app.enqueue("a")
+    new = str(uuid4())
+    before = await sql.fetch("SELECT id, status FROM windlass.tasks ORDER BY id")
+
+    for taken in (done.id, dead.id, cancelled.id, live.id):
+        for tasks, prefix in (
+            ([{"type": "a", "id": taken}], ""),
+            ([{"type": "a"}, {"type": "a", "id": taken}], "item 1: "),
+        ):
+            with pytest.raises(asyncpg.PostgresError) as refused:
+                await add(sql, *tasks)
+            assert refused.value.sqlstate == "WL006"
+            assert refused.value.message == (
+                f"{prefix}id {taken} is that of another task; leave it out, and the task gets a new one"
+            )
+    with pytest.raises(asyncpg.PostgresError, match=f"item 2: id {new} is that of another task"):
+        await add(sql, {"type": "a", "id": new}, {"type": "a"}, {"type": "b", "id": new})
+    assert await sql.fetch("SELECT id, status FROM windlass.tasks ORDER BY id") == before
+
+    async with sql.transaction():
+        assert await add(sql, {"type": "a", "id": new}) == [new]
+        held = "SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND relation = 'windlass.history'::regclass"
+        assert await sql.fetch(held) == []  # or retention would wait for this transaction
+    with pytest.raises(asyncpg.PostgresError, match=f"id {new} is that of another task"):
+        async with sql.transaction(isolation="serializable"):
+            await add(sql, {"type": "a", "id": new})
+
+
+async def test_a_key_leads_to_the_first_task_whoever_enqueued_it(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    first = await app.enqueue("mail.send", {"to": "a"}, idempotency_key="k")
+    again = await sql.fetchval(
+        "SELECT windlass.enqueue('mail.send', '{\"to\": \"a\"}', idempotency_key => 'k')"
+    )
+    both = await add(sql, *[{"type": "x", "idempotency_key": "l", "payload": {"n": 1}}] * 2)
+
+    assert str(again) == first.id
+    assert both[0] == both[1]
+    with pytest.raises(asyncpg.PostgresError, match=f"task {first.id} was enqueued with another"):
+        await sql.execute("SELECT windlass.enqueue('mail.send', idempotency_key => 'k')")
+
+
+async def test_a_trigger_enqueues_with_the_change_that_fired_it(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    await sql.execute(
+        """
+        CREATE TABLE customer (mail text);
+        CREATE FUNCTION greet() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM windlass.enqueue('mail.send', jsonb_build_object('to', NEW.mail));
+            RETURN NEW;
+        END $$;
+        CREATE TRIGGER greet AFTER INSERT ON customer FOR EACH ROW EXECUTE FUNCTION greet();
+        """
+    )
+    lost = sql.transaction()
+    await lost.start()
+    await sql.execute("INSERT INTO customer VALUES ('lost@example.com')")
+    await lost.rollback()
+    await sql.execute("INSERT INTO customer VALUES ('kept@example.com')")
+    await app.run_worker(until_idle=True)
+
+    done = await sql.fetch("SELECT payload ->> 'to' FROM windlass.tasks WHERE status = 'completed'")
+    assert [row[0] for row in done] == ["kept@example.com"]
+
+
+@pytest.mark.parametrize(
+    ("task", "state", "said"),
+    [
+        ({"type": "a", "payload": [1]}, "WL005", "task 'a': the payload is of type array"),
+        ({"type": "a", "payload": {"x": "y" * 1_048_576}}, "WL005", "1048578 bytes are more than"),
+        ({"payload": {}}, "WL006", "task name null must be a string"),
+        ({"type": ""}, "WL006", "task name '' has 0 characters"),
+        ({"type": "a", "when": 1}, "WL006", "option 'when' is not known; options are: id, type"),
+        ({"type": "a", "delay": "NaN"}, "WL006", "delay 'NaN': use a finite number"),
+        ({"type": "a", "delay": True}, "WL006", "delay true: use a finite number"),
+        ({"type": "a", "at": "tomorrow"}, "WL006", "at 'tomorrow': use a time with a time zone"),
+        ({"type": "a", "at": "2100-13-01T00:00Z"}, "WL006", "use a time with a time zone"),
+        ({"type": "a", "at": "2100-01-01T00:00"}, "WL006", "use a time with a time zone"),
+        ({"type": "a", "at": "20000-01-01T00:00Z"}, "WL006", "is after the year 9999"),
+        ("a", "WL005", "item 0 is of type string; use an object"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_task_that_does_not_fit_is_refused(
+    sql: asyncpg.Connection, task: Any, state: str, said: str
+) -> None:
+    with pytest.raises(asyncpg.PostgresError) as refused:
+        await add(sql, task)
+
+    assert refused.value.sqlstate == state
+    assert said in refused.value.message
+    assert await sql.fetchval("SELECT count(*) FROM windlass.tasks") == 0
+
+
+@pytest.mark.parametrize("given", ["null", "{}", "5"])
+async def test_many_are_an_array(sql: asyncpg.Connection, given: str) -> None:
+    with pytest.raises(asyncpg.PostgresError, match="enqueue_many was given a value of type"):
+        await sql.execute("SELECT windlass.enqueue_many($1::jsonb)", given)
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-1"])
+async def test_seconds_that_are_no_time_are_refused(sql: asyncpg.Connection, seconds: str) -> None:
+    with pytest.raises(asyncpg.PostgresError, match=r"delay .*: use a finite number of seconds"):
+        await sql.execute("SELECT windlass.enqueue('a', delay => $1::float8)", float(seconds))
+
+
+async def test_seconds_are_taken_as_they_are_given(app: App, sql: asyncpg.Connection) -> None:
+    await sql.execute("SET extra_float_digits = -15")
+    call = "SELECT windlass.enqueue('a', delay => $1)"
+    tasks = [
+        await app.handle(await sql.fetchval(call, seconds)).get()
+        for seconds in (123456.789012, 1234567890.123456, 0.0)
+    ]
+    tiny = await sql.fetchval(
+        """SELECT windlass.enqueue_many('[{"type": "a", "delay": 1e-400}]')"""
+    )
+
+    waits = [(one.scheduled_for - one.created_at).total_seconds() for one in tasks]
+    assert waits == [123456.789012, 1234567890.123456, 0.0]
+    assert (await app.handle(tiny).get()).status == "pending"
+    assert await sql.fetchval("SHOW extra_float_digits") == "-15"
+
+
+@pytest.mark.parametrize("at", ["infinity", "10001-01-01 UTC"])
+async def test_a_time_that_never_comes_is_refused(sql: asyncpg.Connection, at: str) -> None:
+    with pytest.raises(asyncpg.PostgresError, match=r"at .*: use|after the year 9999"):
+        await sql.execute(f"SELECT windlass.enqueue('a', at => '{at}')")
+
+
+@pytest.mark.parametrize("at", ["-infinity", "0044-03-15 12:00 UTC BC", "1980-01-01 UTC"])
+async def test_a_time_that_is_past_means_now(app: App, sql: asyncpg.Connection, at: str) -> None:
+    task = await app.handle(await sql.fetchval(f"SELECT windlass.enqueue('a', at => '{at}')")).get()
+
+    assert task.status == "pending"
+    assert task.scheduled_for == task.created_at
+
+
+async def test_the_size_of_a_payload_is_that_of_its_text_without_blanks(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    payload = {"list": [[1, 2], {}, [], {"a": 1, "b": [None, True]}] * 3, "text": "é, : "}
+    compact = len(json.dumps(payload, separators=(",", ":"), ensure_ascii=False).encode())
+
+    assert await sql.fetchval("SELECT windlass.compact_bytes($1)", json.dumps(payload)) == compact
+
+
+async def test_the_limit_of_a_payload_is_that_of_the_application(
+    database_url: str, sql: asyncpg.Connection
+) -> None:
+    async with App(database_url, max_payload_bytes=20) as small:
+        await (await small.store()).register_types([])
+
+    await add(sql, {"type": "a", "payload": {"x": "twelve bytes"}})
+    with pytest.raises(asyncpg.PostgresError, match="21 bytes are more than the limit of 20"):
+        await add(sql, {"type": "a", "payload": {"x": "thirteen byte"}})
+
+
+async def test_a_task_is_cancelled_by_sql(app: App, sql: asyncpg.Connection) -> None:
+    waiting = await app.enqueue("mail.send", {"to": "a"})
+    cancel = "SELECT windlass.cancel($1, 'not wanted')"
+
+    assert await sql.fetchval(cancel, waiting.id) is True
+    assert await sql.fetchval(cancel, waiting.id) is False
+    task = await waiting.get()
+    assert (task.status, task.last_error) == ("cancelled", "not wanted")
+    with pytest.raises(asyncpg.PostgresError, match="is not known") as unknown:
+        await sql.execute("SELECT windlass.cancel($1)", uuid4())
+    assert unknown.value.sqlstate == "WL007"
+    with pytest.raises(asyncpg.PostgresError, match=r"reason .* has 2001 characters"):
+        await sql.execute("SELECT windlass.cancel($1, repeat('x', 2001))", waiting.id)
+
+
+async def test_a_task_is_cancelled_by_sql_where_no_worker_has_made_room_for_it(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    await (await app.store()).register_types([])
+    for (name,) in await sql.fetch(
+        "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'windlass.history'::regclass"
+    ):
+        await sql.execute(f"DROP TABLE {name}")
+    handle = await app.enqueue("a")
+
+    async with sql.transaction():
+        await sql.execute("SET LOCAL lock_timeout = '7s'")
+        assert await sql.fetchval("SELECT windlass.cancel($1)", handle.id)
+        assert await sql.fetchval("SHOW lock_timeout") == "7s"
+    assert (await handle.get()).status == "cancelled"
+
+
+async def test_what_is_past_its_retention_by_the_settings_of_the_application_may_go(
+    database_url: str, sql: asyncpg.Connection
+) -> None:
+    async with App(database_url, retention=timedelta(days=1), idempotency_retention=HOUR) as app:
+        await (await app.store()).register_types([])
+        handle = await app.enqueue("a")
+        await sql.execute("SELECT windlass.cancel($1)", handle.id)
+
+    day, tomorrow = await sql.fetchrow(
+        "SELECT drop_on, ((now() AT TIME ZONE 'UTC') + interval '1 day')::date FROM windlass.history"
+    )
+    assert day == tomorrow
+
+
+async def test_an_application_role_may_call_these_alone(app: App, sql: asyncpg.Connection) -> None:
+    role = f"shop_{uuid4().hex}"
+    await sql.execute(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA windlass TO {role}")
+    try:
+        await sql.execute(f"SET ROLE {role}")
+        for call in ("enqueue('a')", "enqueue_many('[]')", f"cancel('{uuid4()}')"):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied"):
+                await sql.execute(f"SELECT windlass.{call}")
+        await sql.execute("RESET ROLE")
+        await sql.execute(
+            "GRANT EXECUTE ON FUNCTION windlass.enqueue, windlass.enqueue_many, windlass.cancel "
+            f"TO {role}; SET ROLE {role}"
+        )
+        task_id = await sql.fetchval("SELECT windlass.enqueue('a', idempotency_key => 'k')")
+        assert await add(sql, {"type": "a", "idempotency_key": "k"}) == [str(task_id)]
+        assert await sql.fetchval("SELECT windlass.cancel($1)", task_id)
+        for forbidden in (
+            "SELECT FROM windlass.task",
+            "SELECT FROM windlass.tasks",
+            "DELETE FROM windlass.ready",
+            "SELECT windlass.retry_task(gen_random_uuid())",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await sql.execute(forbidden)
+    finally:
+        await sql.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_bad_values_have_the_same_class_from_python_by_name(app: App) -> None:
+    with pytest.raises(PayloadError):
+        await app.enqueue("unheard", [1])  # type: ignore[arg-type]  # on purpose
