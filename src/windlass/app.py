@@ -3,8 +3,8 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -34,6 +34,7 @@ from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
+from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.url import checked_url
@@ -265,10 +266,30 @@ class App(TaskSet):
         """Not built yet."""
         raise ConfigurationError("app.saga() is not built yet")
 
+    # For tests
+
+    @property
+    def memory(self) -> MemoryStore | None:
+        """The store, if it is in memory."""
+        return self._database.memory
+
+    @contextmanager
+    def kept_at(self, url: str, *, memory: MemoryStore | None = None) -> Iterator[None]:
+        """Use another database, or this memory, while the block lasts."""
+        outside = self._database
+        self._database = self._new_database(url, memory)
+        try:
+            yield
+        finally:
+            inside, self._database = self._database, outside
+            inside.close_portal()
+
     # Opening and closing
 
-    def _new_database(self, url: str | None) -> Database:
-        return Database(url, settings=self.settings, registry=self.registry, portal=self._portal)
+    def _new_database(self, url: str | None, memory: MemoryStore | None = None) -> Database:
+        return Database(
+            url, settings=self.settings, registry=self.registry, portal=self._portal, memory=memory
+        )
 
     @property
     def url(self) -> str:

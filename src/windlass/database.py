@@ -45,18 +45,24 @@ class Database:
         settings: Settings,
         registry: Registry,
         portal: Portal,
+        memory: MemoryStore | None = None,
     ) -> None:
         self.url = _checked_url(url)
         self._settings = settings
         self._registry = registry
         self._portal = portal
-        self._memory = MemoryStore(retention=settings.kept_for())
+        self._memory = memory or MemoryStore(retention=settings.kept_for())
         self._opened: dict[asyncio.AbstractEventLoop, Opened] = {}
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._sync_calls = 0  # under way, from whatever thread; counted on the portal's loop
         self._is_leaving = False  # the last of them closes what they have used
         self._pid = os.getpid()
         self._server = self._new_server()
+
+    @property
+    def memory(self) -> MemoryStore | None:
+        """The store, if it is in memory."""
+        return self._memory if self.url == "memory:" else None
 
     # From a coroutine
 
@@ -131,6 +137,12 @@ class Database:
     def close_sync(self) -> None:
         """Close it once no call is under way in any thread."""
         self.run_sync("close", self._leave_all)
+
+    def close_portal(self) -> None:
+        """Close what synchronous calls have opened, if any have."""
+        loop = self._portal.loop
+        if loop is not None and loop in self._opened:
+            asyncio.run_coroutine_threadsafe(self.close(), loop).result()
 
     def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine for a caller that has no event loop."""

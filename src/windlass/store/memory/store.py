@@ -40,6 +40,13 @@ class MemoryStore(
         """Call `wake`, from any thread, whenever there may be work."""
         return self._listening(wake)
 
+    def wake(self) -> None:
+        """Wake whoever listens: time has passed."""
+        with self._lock:
+            listeners = list(self._listeners)
+        for wake in listeners:
+            wake()
+
     @asynccontextmanager
     async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[NoTrouble]:
         with self._lock:
