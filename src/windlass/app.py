@@ -26,6 +26,7 @@ from windlass.database import Database
 from windlass.maintenance.chores import chores
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import ConfigurationError, TaskNotFound
+from windlass.model.examination import Finding
 from windlass.model.limits import shown
 from windlass.model.task import Enqueued, WorkerInfo
 from windlass.portal import Portal
@@ -334,6 +335,10 @@ class App(TaskSet):
     async def schema(self) -> Schema:
         """Return the schema of a database that need not be migrated."""
         return await self._database.schema()
+
+    async def diagnosis(self) -> list[Finding]:
+        """Look at the database without opening or migrating it; return what is found."""
+        return await self._database.diagnosis()
 
 
 def _checked_set(given: Any) -> TaskSet:

@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from windlass.client import Client
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, WindlassError
+from windlass.model.examination import Access, Examination, Finding
+from windlass.policy.diagnosis import diagnose
 from windlass.portal import Portal
 from windlass.registry import Registry
 from windlass.settings import Settings
@@ -19,6 +21,7 @@ from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 from windlass.store.postgres.embedded import HOW_TO_INSTALL, is_installed
 from windlass.store.postgres.embedded_share import SharedServer
+from windlass.store.postgres.examining import Examiner
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 from windlass.store.postgres.url import SCHEMES, checked_url
@@ -123,6 +126,24 @@ class Database:
         if not isinstance(store, PostgresStore):
             raise ConfigurationError(f"{self.url} has no schema to migrate; give a PostgreSQL URL")
         return store.schema
+
+    async def diagnosis(self) -> list[Finding]:
+        """Look at the database without opening or migrating it; return what is found."""
+        self._forget_parent()
+        try:
+            url = await self._database_url()
+        except WindlassError as error:  # of an embedded server that does not start
+            access = Access(address=self.url, refusal=str(error), is_connected=False)
+            return diagnose(Examination(access=access))
+        if url == "memory:":
+            raise ConfigurationError("memory: has nothing to examine; give a PostgreSQL URL")
+        examiner = Examiner(
+            self._postgres_options(url),
+            lease=timedelta(seconds=self._settings.lease),
+            sweep=timedelta(seconds=self._settings.sweep),
+            clock=lambda: datetime.now(UTC),
+        )
+        return diagnose(await examiner.examine())
 
     # From synchronous code
 

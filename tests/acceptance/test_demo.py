@@ -1,5 +1,6 @@
 """The demo as a newcomer runs it: a process of its own in an empty folder, then once more."""
 
+import json
 import os
 import re
 import signal
@@ -59,6 +60,22 @@ def run_demo(folder: Path) -> tuple[str, str]:
     return out, errors
 
 
+def examine(folder: Path) -> list[dict[str, str]]:
+    """What the doctor finds in the database of the demo."""
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass.cli", "doctor", "--json"],
+        cwd=folder,
+        env=os.environ | {"WINDLASS_DATABASE_URL": "embedded:"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    findings: list[dict[str, str]] = json.loads(done.stdout)
+    return findings
+
+
 def processes_in(folder: Path) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -78,6 +95,7 @@ def ends_in(out: str) -> dict[tuple[str, str], int]:
 def test_the_demo_ends_as_expected_twice_in_a_row_and_leaves_no_process(folder: Path) -> None:
     first, errors = run_demo(folder)
     second, _ = run_demo(folder)
+    healthy = examine(folder)
 
     assert ends_in(first) == ends_in(second) == ENDS
     assert "all 304 tasks ended as expected" in first
@@ -85,6 +103,8 @@ def test_the_demo_ends_as_expected_twice_in_a_row_and_leaves_no_process(folder: 
     assert (folder / ".windlass" / "data").is_dir()
     assert "\x1b" not in first
     assert "Traceback" not in errors
+    assert [finding["level"] for finding in healthy] == ["ok"] * len(healthy), healthy
+    assert len(healthy) > 20
     assert processes_in(folder) == []
 
 

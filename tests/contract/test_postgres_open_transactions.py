@@ -1,8 +1,9 @@
 """No statement waits for a user's transaction that was left open."""
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from contract.postgres_sessions import (
     settlements,
     worker_info,
 )
+from windlass.model.examination import Unknown
 from windlass.model.task import (
     CancelAnswer,
     Change,
@@ -41,7 +43,8 @@ from windlass.model.task import (
 )
 from windlass.store import port
 from windlass.store.postgres import history
-from windlass.store.postgres.store import PostgresStore
+from windlass.store.postgres.examining import Examiner
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 # Users' transactions left open
 
@@ -49,9 +52,10 @@ from windlass.store.postgres.store import PostgresStore
 class Scene:
     """Something for every method of the store to do."""
 
-    def __init__(self, store: PostgresStore, leadership: Leadership) -> None:
+    def __init__(self, store: PostgresStore, leadership: Leadership, sql_url: str) -> None:
         self.store = store
         self.leadership = leadership
+        self.sql_url = sql_url
         self.ids: list[UUID] = []
         self.claims: list[Claim] = []
         self.buried: list[UUID] = []
@@ -62,7 +66,7 @@ class Scene:
         await store.settle(settlements(await claim(store), Outcome.COMPLETED))
         await claim_some(store, 2)  # to be rescued
         await sessions.advance(3 * DAY)  # the partition of the completed one is over
-        scene = cls(store, await lead(store))
+        scene = cls(store, await lead(store), sessions.sql_url)
         scene.buried = [await bury(store), await bury(store)]
         scene.claims = [await claim_some(store, 2), await claim_some(store, 2)]
         await add(store, 2, delay=0.001)
@@ -78,6 +82,17 @@ class Scene:
         completion = Completion(fence=self.fence(), started_after=0.0)
         async with self.store.completing(completion, idle=LEASE):
             pass
+
+    async def examine(self) -> None:
+        examiner = Examiner(
+            PostgresOptions(url=self.sql_url),
+            lease=LEASE,
+            sweep=LEASE,
+            clock=lambda: datetime.now(UTC),
+        )
+        seen = await examiner.examine()
+        parts = [getattr(seen, field.name) for field in dataclasses.fields(seen)]
+        assert not any(isinstance(part, Unknown) for part in parts)
 
     async def listen(self) -> None:
         async with self.store.listen(lambda: None):
@@ -140,6 +155,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "tidy": lambda s: s.store.tidy(leadership=s.leadership),
     "prepare_history": lambda s: s.store.prepare_history(leadership=s.leadership),
     "retain": lambda s: s.store.retain(leadership=s.leadership),
+    "examine": lambda s: s.examine(),
     "resign": lambda s: s.store.resign(s.leadership),
     "listen": lambda s: s.listen(),
 }

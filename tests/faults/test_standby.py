@@ -11,6 +11,7 @@ from faults.noting import enqueue_in_the_end, noting_worker
 from faults.processes import until
 from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
+from windlass.model.examination import Level
 from windlass.store.postgres.embedded import is_installed
 
 pytestmark = [
@@ -56,6 +57,23 @@ async def test_whoever_only_wants_to_read_may_do_so_on_a_standby(standing: Pair)
         assert (await app.handle(handle.id).get()).status == "pending"
         with pytest.raises(StoreUnavailable, match="read-only transaction"):
             await app.enqueue("note", {"n": 2})
+
+
+async def test_the_doctor_examines_a_standby_and_says_that_it_is_one(standing: Pair) -> None:
+    async def found(url: str) -> dict[str, tuple[Level, str]]:
+        return {one.check: (one.level, one.found) for one in await App(url).diagnosis()}
+
+    primary = await found(standing.primary.url)
+    standby = await found(standing.standby.url)
+    reader = await found(f"{standing.standby.url}&target_session_attrs=any")
+
+    assert (primary["connection"][0], primary["version"][0]) == (Level.OK, Level.OK)
+    assert primary["replication"] == (Level.OK, "0 slots, 1 standby connection")
+    assert standby["connection"][0] is Level.ERROR
+    assert "it is a standby" in standby["connection"][1]
+    assert (reader["connection"][0], reader["version"][0]) == (Level.OK, Level.WARNING)
+    for one in (primary, standby, reader):
+        assert (one["migrations"][0], one["places"][0]) == (Level.OK, Level.OK)
 
 
 async def test_of_several_hosts_the_primary_is_found(standing: Pair) -> None:

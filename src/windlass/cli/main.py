@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import click
 
+from windlass.cli.doctor import doctor
 from windlass.cli.printing import legible
 from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
@@ -45,7 +46,6 @@ NOT_BUILT = frozenset(
         "backup",
         "restore",
         "drill",
-        "doctor",
     }
 )
 
@@ -69,5 +69,5 @@ def main(ctx: click.Context, verbose: bool) -> None:
     )
 
 
-for command in (up, worker, migrate, enqueue, tasks, queues, workers):
+for command in (up, worker, migrate, enqueue, tasks, queues, workers, doctor):
     main.add_command(command)

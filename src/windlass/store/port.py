@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 from uuid import UUID
 
+from windlass.model.examination import Examination
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -268,6 +269,13 @@ class CheckStore(Protocol):
 
     async def check(self) -> None:
         """Raise unless the store answers, and is as this version needs it."""
+
+
+class ExamineStore(Protocol):
+    """What the doctor needs. It may be of a store that cannot be opened. Read only."""
+
+    async def examine(self) -> Examination:
+        """Look at everything that can be looked at; what cannot be is a value too."""
 
 
 class ClockStore(Protocol):

@@ -1,0 +1,778 @@
+"""What `windlass doctor` finds: each condition is brought about on a real server, seen, and undone."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from click.testing import CliRunner
+
+from acceptance.quick import QUICK
+from contract.pgbouncer import BEHIND_POOLER, DEADLINE, Pooler, store_options
+from windlass import App, Context, RetryAfter
+from windlass.cli import main
+from windlass.model.examination import Finding, Level
+from windlass.model.task import NewTask, TypeDefaults, WorkerInfo
+from windlass.policy.diagnosis import CHECKS, diagnose, storage
+from windlass.store.postgres import examining
+from windlass.store.postgres.embedded import EmbeddedServer, is_installed
+from windlass.store.postgres.examining import Examiner
+from windlass.store.postgres.store import PostgresStore
+from windlass.store.sqlfiles import SqlFiles
+from windlass.testing.databases import drop_database, make_database
+
+ROOT = Path(__file__).parents[2]
+WORKER, OTHER = UUID(int=1), UUID(int=2)
+LONG = timedelta(hours=1)  # a lease that outlives the tests
+OK, NOTE, WARNING, ERROR, UNKNOWN = Level
+# What no amount of work may disturb.
+STEADY = {"connection", "migrations", "rights", "places", "keys"}
+
+
+def setting(name: str, value: str | None) -> str:
+    """SQL that sets something for each new session in this database, or puts it back."""
+    change = f"RESET {name}" if value is None else f"SET {name} = {value}"
+    return f"DO $$ BEGIN EXECUTE format('ALTER DATABASE %I {change}', current_database()); END $$"
+
+
+def silent(seconds: int) -> str:
+    """SQL that enters a worker with a lease of 30 s whose last sign of life was so long ago."""
+    return f"""
+        INSERT INTO windlass.worker (id, host, pid, version, capacity, types, started_at)
+        VALUES ('{OTHER}', 'lost', 9, '0.1.0', 1, '{{resize}}', now() - interval '1 day');
+        INSERT INTO windlass.worker_pulse (worker_id, heartbeat_at, expires_at, running, idle)
+        SELECT '{OTHER}', s.at, s.at + interval '30 s', 0, false
+        FROM (SELECT now() - interval '{seconds} s') AS s (at)
+    """
+
+
+FORGET = f"""
+    DELETE FROM windlass.worker WHERE id = '{OTHER}';
+    DELETE FROM windlass.worker_pulse WHERE worker_id = '{OTHER}'
+"""
+PUT_BACK = """
+    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+    SELECT windlass.lane_number(queue, type, priority, 0::smallint), id, generation, now()
+    FROM windlass.task
+"""
+LEAD_ON = f"UPDATE windlass.leadership SET holder = '{WORKER}', expires_at = now() + interval '1 h'"
+
+
+def clock(ahead: str) -> str:
+    return f"""
+        CREATE OR REPLACE FUNCTION windlass.clock() RETURNS timestamptz LANGUAGE sql PARALLEL SAFE
+        AS 'SELECT clock_timestamp(){ahead}'
+    """
+
+
+CONDITIONS = [
+    ("migrations", ERROR, "9999, newer",
+        "INSERT INTO windlass.migration (number, name) VALUES (9999, 'from_the_future')",
+        "DELETE FROM windlass.migration WHERE number = 9999"),
+    ("migrations", ERROR, "lacks 00",
+        "UPDATE windlass.migration SET number = 0 WHERE number = (SELECT max(number) FROM windlass.migration)",
+        "UPDATE windlass.migration SET number = (SELECT count(*) FROM windlass.migration) WHERE number = 0"),
+    ("migrations", ERROR, "there is no schema 'windlass'",
+        "ALTER SCHEMA windlass RENAME TO elsewhere",
+        "ALTER SCHEMA elsewhere RENAME TO windlass"),
+    ("partitions", WARNING, "rest is attached to the history",
+        "CREATE TABLE windlass.rest PARTITION OF windlass.history DEFAULT",
+        "DROP TABLE windlass.rest"),
+    ("partitions", WARNING, "history_20200101_20200102 should have been dropped",
+        "CREATE TABLE windlass.history_20200101_20200102 (id integer)",
+        "DROP TABLE windlass.history_20200101_20200102"),
+    ("workers", NOTE, "lost:9 has been silent for 4", silent(40), FORGET),
+    ("workers", WARNING, "lost:9 has been silent for 10 min, and still registered", silent(600), FORGET),
+    ("workers", WARNING, "of lost:9 lies ahead", silent(-600), FORGET),
+    ("workers", WARNING, "no worker lives, and 1 task could run",
+        ("UPDATE windlass.worker_pulse SET heartbeat_at = heartbeat_at - interval '2 h', "
+        "expires_at = expires_at - interval '2 h'"),
+        ("UPDATE windlass.worker_pulse SET heartbeat_at = heartbeat_at + interval '2 h', "
+        "expires_at = expires_at + interval '2 h'")),
+    ("leader", WARNING, "nobody leads for 2 min",
+        "UPDATE windlass.leadership SET expires_at = now() - interval '121 s'", LEAD_ON),
+    ("leader", NOTE, "nobody leads, although",
+        "UPDATE windlass.leadership SET expires_at = '-infinity'", LEAD_ON),
+    ("leader", WARNING, "by a worker that is not there",
+        f"UPDATE windlass.leadership SET holder = '{OTHER}', expires_at = now() + interval '1 day'",
+        LEAD_ON),
+    ("leader", UNKNOWN, "a row that belongs there is missing",
+        "DELETE FROM windlass.leadership",
+        f"INSERT INTO windlass.leadership (holder, term, expires_at) VALUES ('{WORKER}', 1, now() + interval '1 h')"),
+    ("claims", WARNING, f"1 claim on 3 tasks expired up to 10 min ago and nobody has rescued them: of worker {OTHER}",
+        ("INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining) "
+        f"VALUES (gen_random_uuid(), '{OTHER}', now(), now() - interval '601 s', 3)"),
+        "DELETE FROM windlass.claim"),
+    ("types", WARNING, "no worker handles 'resize' (1 task",
+        "UPDATE windlass.worker SET types = '{other}'", "UPDATE windlass.worker SET types = '{resize}'"),
+    ("queues", WARNING, "1 task of 'default'",
+        "UPDATE windlass.worker SET queues = '{bulk}'", "UPDATE windlass.worker SET queues = NULL"),
+    ("queues", NOTE, "1 task of 'default' in a paused queue",
+        "INSERT INTO windlass.queue VALUES ('default', now())", "DELETE FROM windlass.queue"),
+    ("due", WARNING, "1 scheduled task should be ready, the first for 5 min",
+        ("INSERT INTO windlass.scheduled (task_id, lane, generation, due) "
+        "SELECT task_id, lane, generation, now() - interval '301 s' FROM windlass.ready"),
+        "DELETE FROM windlass.scheduled"),
+    ("places", ERROR, "live and in no place", "DELETE FROM windlass.ready", PUT_BACK),
+    ("places", ERROR, "in more than one place",
+        ("INSERT INTO windlass.scheduled (task_id, lane, generation, due) "
+        "SELECT task_id, lane, generation, now() + interval '1 day' FROM windlass.ready"),
+        "DELETE FROM windlass.scheduled"),
+    ("places", ERROR, "in more than one place",
+        ("WITH c AS (INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining) "
+        "VALUES (gen_random_uuid(), gen_random_uuid(), now(), now() + interval '1 h', 1) RETURNING token) "
+        "INSERT INTO windlass.claim_task SELECT c.token, ARRAY[r.task_id], ARRAY[r.generation] "
+        "FROM c, windlass.ready r"),
+        "DELETE FROM windlass.claim; DELETE FROM windlass.claim_task"),
+    ("places", ERROR, "a generation that is not its own",
+        "UPDATE windlass.ready SET generation = 2", "UPDATE windlass.ready SET generation = 1"),
+    ("places", ERROR, "although there is no such task",
+        ("INSERT INTO windlass.scheduled (task_id, lane, generation, due) "
+        "VALUES (gen_random_uuid(), 1, 1, now() + interval '1 day')"),
+        "DELETE FROM windlass.scheduled"),
+    ("places", ERROR, "although there is no such task",
+        ("INSERT INTO windlass.ready (lane, task_id, generation, ready_at) "
+        "SELECT lane, gen_random_uuid(), 1, now() FROM windlass.lane"),
+        "DELETE FROM windlass.ready WHERE task_id NOT IN (SELECT id FROM windlass.task)"),
+    ("places", ERROR, "a lane that is not listed",
+        "UPDATE windlass.lane SET lane = lane + 1", "UPDATE windlass.lane SET lane = lane - 1"),
+    ("places", ERROR, "held by no claim",
+        "INSERT INTO windlass.running SELECT task_id, generation, gen_random_uuid(), now() FROM windlass.ready",
+        "DELETE FROM windlass.running"),
+    ("places", ERROR, "live although it has ended",
+        ("INSERT INTO windlass.dead (id, type, queue, status, priority, max_attempts, attempts, generation, "
+        "drop_on, created_at, scheduled_for, completed_at, payload) "
+        "SELECT id, type, queue, 'dead', priority, max_attempts, 1, generation, now(), now(), now(), now(), "
+        "payload FROM windlass.task"),
+        "SET windlass_internal.removing = 'on'; DELETE FROM windlass.dead; RESET windlass_internal.removing"),
+    ("keys", WARNING, "1 key of a task that is gone: type 'resize'",
+        "INSERT INTO windlass.idempotency VALUES ('resize', 'k', gen_random_uuid(), 1)",
+        "DELETE FROM windlass.idempotency"),
+    ("bloat", WARNING, "switched off for ready",
+        "ALTER TABLE windlass.ready SET (autovacuum_enabled = off)",
+        "ALTER TABLE windlass.ready RESET (autovacuum_enabled)"),
+    ("bloat", WARNING, "dead_drop_on is not valid",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'windlass.dead_drop_on'::regclass",
+        "UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'windlass.dead_drop_on'::regclass"),
+    ("clock", WARNING, "clock() was replaced: it is off by 3 days",
+        clock(" + interval ''3 days''"), clock("")),
+    ("durability", WARNING, "synchronous_commit is off",
+        setting("synchronous_commit", "off"), setting("synchronous_commit", None)),
+    ("limits", WARNING, "statement_timeout is 4000 ms",
+        setting("statement_timeout", "4000"), setting("statement_timeout", None)),
+    ("version", ERROR, "read-only by default",
+        setting("default_transaction_read_only", "on"), setting("default_transaction_read_only", None)),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def patient_sql_url(server_url: str, template: str) -> Iterator[str]:
+    """A database in good health: a task that waits, a worker that lives and leads."""
+    url = asyncio.run(make_database(server_url, template))
+    asyncio.run(nurse(url))
+    yield url
+    asyncio.run(drop_database(url))
+
+
+async def nurse(url: str) -> None:
+    store = PostgresStore(store_options(url, pooler=False))
+    await store.open()
+    await store.enqueue([NewTask(uuid4(), "resize", "{}")])
+    await store.register_types([TypeDefaults("resize")])
+    await store.register(worker(WORKER), lease=LONG)
+    leadership = await store.lead(WORKER, current=None, term=LONG)
+    assert leadership is not None
+    await store.prepare_history(leadership=leadership)
+    async with store._run.lend() as connection:
+        await connection.execute("UPDATE windlass.worker SET started_at = now() - interval '1 day'")
+    await store.close()
+
+
+def worker(worker_id: UUID, priority: int = 10) -> WorkerInfo:
+    registered = (TypeDefaults("resize", priority=priority),)
+    return WorkerInfo(
+        worker_id, f"host{worker_id.int}", 7, "0.1.0", 1, ("resize",), None, registered
+    )
+
+
+@pytest.fixture
+def patient(patient_sql_url: str, suite_pooler: Pooler | None) -> str:
+    """The same database for what is tested."""
+    return patient_sql_url if suite_pooler is None else suite_pooler.url(patient_sql_url)
+
+
+@pytest.fixture
+async def sql(patient_sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(patient_sql_url)
+    yield connection
+    await connection.close()
+
+
+async def findings(url: str) -> list[Finding]:
+    return await App(url).diagnosis()
+
+
+async def said(url: str, check: str) -> list[tuple[Level, str]]:
+    return [(one.level, one.found) for one in await findings(url) if one.check == check]
+
+
+def tells(found: list[tuple[Level, str]], level: Level, words: str) -> bool:
+    return any(one == level and words in text for one, text in found)
+
+
+async def test_a_healthy_database_gives_no_warning(patient: str) -> None:
+    found = await findings(patient)
+
+    # The tests do without fsync, and other tests share the server.
+    others = {"durability", "replication", "limits"} | ({"pooler"} if BEHIND_POOLER else set())
+    levels = {one.check: one.level for one in found if one.check not in others}
+    assert levels == dict.fromkeys({"connection", *CHECKS} - others, OK)
+    assert [one.found for one in found if one.check == "durability"] == [
+        "fsync off: a crash of the host can destroy the database"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("check", "level", "words", "bring_about", "undo"),
+    CONDITIONS,
+    ids=[f"{check}: {words}" for check, _, words, *_ in CONDITIONS],
+)
+async def test_a_condition_is_found_and_gone_when_it_is_undone(
+    patient: str,
+    sql: asyncpg.Connection,
+    check: str,
+    level: Level,
+    words: str,
+    bring_about: str,
+    undo: str,
+) -> None:
+    if BEHIND_POOLER and "ALTER DATABASE" in bring_about:
+        pytest.skip("sessions of the pooler keep the settings they began with")
+
+    await sql.execute(bring_about)
+    try:
+        during = await findings(patient)
+    finally:
+        await sql.execute(undo)
+    after = await said(patient, check)
+
+    of_check = [(one.level, one.found) for one in during if one.check == check]
+    assert tells(of_check, level, words), of_check
+    assert all(one.advice for one in during if one.level in {NOTE, WARNING, ERROR})
+    assert not any(words in text for _, text in after), after
+    assert {one.check for one in during} == {"connection", *CHECKS}
+
+
+async def test_a_partition_that_is_half_detached_and_then_missing_is_found(
+    patient: str, patient_sql_url: str, sql: asyncpg.Connection
+) -> None:
+    files = SqlFiles("windlass.store.postgres", "windlass")
+    # Not the last one, which may have become due today: the leader makes it within the hour.
+    name = (await sql.fetch(files.statement("list_partitions")))[-2]["name"]
+    _, first, past = name.split("_")
+    detach = f"ALTER TABLE windlass.history DETACH PARTITION windlass.{name}"
+    reader = await asyncpg.connect(patient_sql_url)
+    await reader.execute("BEGIN; SELECT FROM windlass.history")
+    leader = await asyncpg.connect(patient_sql_url)
+
+    detaching = asyncio.create_task(leader.execute(f"{detach} CONCURRENTLY"))
+    async with asyncio.timeout(DEADLINE):
+        while not await sql.fetchval("SELECT bool_or(inhdetachpending) FROM pg_inherits"):
+            await asyncio.sleep(0.01)
+    await sql.execute("SELECT pg_cancel_backend($1)", leader.get_server_pid())
+    with pytest.raises(asyncpg.QueryCanceledError):
+        await detaching
+    await leader.close()
+    pending = await said(patient, "partitions")
+    await reader.close()
+    await sql.execute(f"{detach} FINALIZE")
+    missing = await said(patient, "partitions")
+    await sql.execute(
+        f"ALTER TABLE windlass.history ATTACH PARTITION windlass.{name} "
+        f"FOR VALUES FROM ('{first}') TO ('{past}')"
+    )
+
+    day = f"{first[:4]}-{first[4:6]}-{first[6:]}"
+    assert tells(pending, NOTE, f"{name} is half detached"), pending
+    assert tells(missing, WARNING, f"for tasks that may go on {day}"), missing
+    assert [level for level, _ in await said(patient, "partitions")] == [OK]
+
+
+async def test_types_that_workers_registered_otherwise_are_found(
+    patient: str, sql: asyncpg.Connection
+) -> None:
+    store = PostgresStore(store_options(patient))
+    await store.open()
+    await store.register(worker(OTHER, priority=30), lease=LONG)
+
+    try:
+        found = await said(patient, "types")
+    finally:
+        await store.deregister(OTHER)
+        await store.close()
+
+    words = "type 'resize' differs between workers: priority 10 by host1:7; priority 30 by host2:7"
+    assert tells(found, WARNING, words), found
+    assert (await said(patient, "types"))[0][0] is OK
+
+
+async def test_workers_of_two_versions_of_an_app_differ(database_url: str) -> None:
+    apps = [App(database_url, **QUICK), App(database_url, **QUICK)]
+    for app, attempts in zip(apps, (2, 5), strict=True):
+
+        @app.task(name="resize", retry=attempts)
+        async def resize() -> None: ...
+
+    async with apps[0].worker(), apps[1].worker():
+        found = await said(database_url, "types")
+
+    assert tells(found, WARNING, "type 'resize' differs between workers: max_attempts 2 by"), found
+    assert tells(found, WARNING, "; what counts is queue 'default', priority 10, max_attempts 5")
+
+
+async def test_dead_rows_that_nobody_removes_are_found(
+    patient: str, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "MANY_DEAD", 50)
+    await sql.execute("ALTER TABLE windlass.cancel_request SET (autovacuum_enabled = off)")
+    await sql.execute(
+        "INSERT INTO windlass.cancel_request SELECT gen_random_uuid(), '', now() FROM generate_series(1, 100)"
+    )
+    await sql.execute("DELETE FROM windlass.cancel_request")
+    await sql.execute("SELECT pg_stat_force_next_flush()")
+
+    found = await said(patient, "bloat")
+    await sql.execute("VACUUM windlass.cancel_request")
+    await sql.execute("ALTER TABLE windlass.cancel_request RESET (autovacuum_enabled)")
+    await sql.execute("SELECT pg_stat_force_next_flush()")
+
+    assert tells(found, WARNING, "cancel_request 100 beside 0 (never vacuumed)"), found
+    assert (await said(patient, "bloat"))[0][0] is OK
+
+
+async def test_an_old_snapshot_and_an_idle_holder_of_locks_are_found(
+    patient: str, patient_sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examining, "MENTION_AFTER", 0.0)
+    monkeypatch.setattr(storage, "OPEN_NOTE", 0.0)
+    monkeypatch.setattr(storage, "LOCK_NOTE", 0.0)
+    reader = await asyncpg.connect(
+        patient_sql_url, server_settings={"application_name": "a report"}
+    )
+    pid = reader.get_server_pid()
+
+    await reader.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM windlass.task")
+    found = await findings(patient)
+    await reader.execute("COMMIT")
+    after = await findings(patient)
+    await reader.close()
+
+    named = f"session {pid} (a report)"
+    told = {one.check: one.found for one in found if named in one.found}
+    assert told.keys() == {"transactions", "locks"}
+    assert "idle in transaction" in told["transactions"]
+    assert "holds task" in told["locks"]
+    assert [one for one in after if named in one.found] == []
+
+
+async def test_a_slot_without_a_consumer_is_found(patient: str, sql: asyncpg.Connection) -> None:
+    name = f"slot_{uuid4().hex}"
+    if await sql.fetchval("SHOW wal_level") == "minimal":
+        pytest.skip("SLOTS NOT TESTED: wal_level is minimal")
+    await sql.execute(f"SELECT pg_create_physical_replication_slot('{name}', true)")
+
+    try:
+        found = await said(patient, "replication")
+    finally:
+        await sql.execute(f"SELECT pg_drop_replication_slot('{name}')")
+
+    assert tells(found, WARNING, f"slot '{name}' has no consumer"), found
+    assert not any(name in text for _, text in await said(patient, "replication"))
+
+
+async def test_a_clock_that_differs_from_ours_is_found(patient: str) -> None:
+    def examiner(off: timedelta) -> Examiner:
+        return Examiner(
+            store_options(patient),
+            lease=LONG,
+            sweep=LONG,
+            clock=lambda: datetime.now(UTC) - off,
+        )
+
+    found = {
+        seconds: next(
+            (one.level, one.found)
+            for one in diagnose(await examiner(timedelta(seconds=seconds)).examine())
+            if one.check == "clock"
+        )
+        for seconds in (0, 30, -90)
+    }
+
+    assert [level for level, _ in found.values()] == [OK, NOTE, WARNING]
+    assert "30 s ahead of this host's" in found[30][1]
+    assert "90 s behind this host's" in found[-90][1]
+
+
+async def test_a_table_that_nobody_may_read_now_costs_only_the_checks_that_need_it(
+    patient: str, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sql.transaction():
+        await sql.execute("LOCK TABLE windlass.task IN ACCESS EXCLUSIVE MODE")
+        found = await findings(patient)
+
+    unknown = {one.check: one.found for one in found if one.level is UNKNOWN}
+    assert unknown.keys() == {"places", "keys"}
+    assert "somebody holds a lock" in unknown["places"]
+
+
+def replace_look(monkeypatch: pytest.MonkeyPatch, name: str, statement: str) -> None:
+    read = SqlFiles.statement
+    monkeypatch.setattr(
+        SqlFiles,
+        "statement",
+        lambda files, asked: statement if asked == name else read(files, asked),
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("SELECT pg_sleep(60)", "it could not be finished within 0.05 s"),
+        (
+            "CREATE TABLE public.written ()",
+            "ReadOnlySQLTransactionError: cannot execute CREATE TABLE in a read-only transaction",
+        ),
+    ],
+)
+async def test_a_check_can_neither_take_long_nor_write(
+    patient: str, monkeypatch: pytest.MonkeyPatch, statement: str, why: str
+) -> None:
+    monkeypatch.setattr(examining, "IN_A_WHILE", 0.05)
+    replace_look(monkeypatch, "examine_places", statement)
+
+    found = await findings(patient)
+
+    unknown = [(one.check, one.found) for one in found if one.level is UNKNOWN]
+    assert unknown == [("places", f"not checked: {why}")]
+
+
+async def test_a_connection_that_breaks_is_an_error_and_what_was_seen_is_told(
+    patient: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_look(monkeypatch, "examine_places", "SELECT pg_terminate_backend(pg_backend_pid())")
+
+    found = {one.check: (one.level, one.found) for one in await findings(patient)}
+
+    assert found["connection"][0] is ERROR
+    assert "the connection broke" in found["connection"][1]
+    assert {check for check, (level, _) in found.items() if level is UNKNOWN} == {"places", "keys"}
+    assert found["migrations"][0] is OK
+
+
+# Rights
+
+
+@pytest.fixture
+async def stranger(server_url: str, sql: asyncpg.Connection) -> AsyncIterator[str]:
+    """A role that may connect and nothing else."""
+    name = f"stranger_{uuid4().hex}"
+    await sql.execute(f"CREATE ROLE {name} LOGIN PASSWORD 'secret'")
+    yield name
+    await sql.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
+    patient_sql_url: str, sql: asyncpg.Connection, stranger: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WINDLASS_POOLER", raising=False)
+    parts = urlsplit(patient_sql_url)
+    address = parts.netloc.rpartition("@")[2]
+    url = urlunsplit(parts._replace(netloc=f"{stranger}:secret@{address}"))
+
+    nothing = await findings(url)
+    lacking = [one for one in nothing if one.check == "rights"]
+    for one in lacking[:3]:
+        assert one.advice is not None
+        await sql.execute(one.advice.partition(", unless")[0])
+    enqueues = await findings(url)
+    async with App(url) as app:
+        handle = await app.enqueue("resize", {}, tags=["red"], idempotency_key="k", delay=60)
+    for table, column in (
+        *(("task", "id"), ("scheduled", "task_id")),
+        *(("task_tag", "task_id"), ("idempotency", "task_id")),
+    ):
+        await sql.execute(f"DELETE FROM windlass.{table} WHERE {column} = '{handle.id}'")
+    await sql.execute(f'ALTER TABLE windlass.lane OWNER TO "{stranger}"')
+    mixed = await said(url, "rights")
+    await sql.execute("ALTER TABLE windlass.lane OWNER TO CURRENT_USER")
+    owner = await sql.fetchval("SELECT current_user::text")
+    await sql.execute(f'GRANT "{owner}" TO "{stranger}"')
+    works = await said(url, "rights")
+
+    assert [(one.level, one.found.partition(f"'{stranger}' ")[2][:15]) for one in lacking] == [
+        (ERROR, "may not use the"),
+        (ERROR, "may not read at"),
+        (WARNING, "may not enqueue"),
+        (NOTE, "does not own at"),
+    ]
+    assert {one.check for one in nothing if one.level is UNKNOWN} >= {"migrations", "places"}
+    assert all("secret" not in f"{one.found} {one.advice}" for one in nothing)
+    assert [one.level for one in enqueues if one.check == "rights"] == [NOTE]
+    assert [one.level for one in enqueues if one.check in {"migrations", "places"}] == [OK, OK]
+    assert any("does not see the transactions of other roles" in one.found for one in enqueues)
+    assert [level for level, _ in mixed] == [WARNING]
+    assert works == [(OK, f"role '{stranger}' may look, enqueue and work")]
+
+
+# In motion
+
+
+async def test_tasks_in_motion_are_never_found_in_the_wrong_place(database_url: str) -> None:
+    app = App(database_url, **QUICK)
+    turns = dict[str, int]()
+
+    @app.task(retry=3)
+    async def restless(ctx: Context, number: int) -> None:
+        turn = turns[ctx.task_id] = turns.get(ctx.task_id, 0) + 1
+        if number % 4 == 0 and turn == 1:
+            raise RetryAfter(0.01)
+        if number % 4 == 1:
+            async with ctx.transaction():
+                await asyncio.sleep(0.01)
+
+    looks, wrong = 0, list[Finding]()
+    async with app, app.worker(concurrency=50):
+        handles = await app.enqueue_many(
+            restless.options(
+                delay=0.3 if number % 5 == 0 else None,
+                idempotency_key=str(number) if number % 3 == 0 else None,
+            ).call(number)
+            for number in range(3000)
+        )
+        cancelling = asyncio.gather(*(handle.cancel() for handle in handles[::50]))
+        store = await app.store()
+        while await store.has_work(["restless"], None) or looks < 5:
+            found = await app.diagnosis()
+            wrong += [one for one in found if one.check in STEADY and one.level is not OK]
+            looks += 1
+        await cancelling
+
+    assert wrong == []
+    assert len(turns) > 2000
+
+
+# A server of our own
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+@pytest.mark.needs_direct("a server of its own")
+async def test_what_only_the_whole_server_can_be_set_to_is_judged(
+    with_data: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "OPEN_NOTE", -1.0)
+    settings = {"max_prepared_transactions": "1", "autovacuum": "off", "full_page_writes": "off"}
+    server = EmbeddedServer.acquire(with_data(tmp_path / ".windlass"), settings=settings)
+    try:
+        async with App(server.url):
+            pass
+        session = await asyncpg.connect(server.url)
+        await session.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
+        # Nobody is there to confirm a commit from here on.
+        await session.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        await session.execute("SELECT pg_reload_conf()")
+        while await session.fetchval("SHOW synchronous_standby_names") != "nobody":
+            await asyncio.sleep(0.01)
+        found = await findings(server.url)
+        await session.close()
+    finally:
+        server.release()
+
+    told = {(one.check, one.level): f"{one.found} {one.advice}" for one in found}
+    assert "autovacuum or track_counts is off" in told["bloat", WARNING]
+    assert "full_page_writes off" in told["durability", WARNING]
+    assert "ROLLBACK PREPARED 'forgotten'" in told["transactions", WARNING]
+    assert "synchronous_standby_names is 'nobody'" in told["replication", WARNING]
+
+
+# Around the pooler, and behind one that was not told of
+
+
+IGNORED = (
+    "jit",
+    "default_transaction_isolation",
+    "idle_in_transaction_session_timeout",
+    "tcp_keepalives_idle",
+    "tcp_keepalives_interval",
+    "tcp_keepalives_count",
+)
+
+
+@pytest.fixture
+def lenient_pooler(server_url: str) -> Iterator[Pooler]:
+    """One that lets in whoever does not know of it."""
+    with Pooler.running(server_url, ignored=IGNORED) as pooler:
+        yield pooler
+
+
+@pytest.mark.skipif(BEHIND_POOLER, reason="has a pooler of its own")
+async def test_a_pooler_is_noticed_and_what_it_lacks(
+    lenient_pooler: Pooler, patient_sql_url: str, sql_url: str, sql: asyncpg.Connection
+) -> None:
+    async def told(**settings: Any) -> dict[str, list[tuple[Level, str]]]:
+        found = await App(lenient_pooler.url(patient_sql_url), **settings).diagnosis()
+        return {
+            check: [(one.level, one.found) for one in found if one.check == check]
+            for check in ("connection", "pooler", "isolation", "places")
+        }
+
+    unaware = await told()
+    alone = await told(pooler=True)
+    astray = await told(pooler=True, direct_url=sql_url)
+    lost = await told(pooler=True, direct_url="postgresql://nobody@127.0.0.1:1/none")
+    await sql.execute(setting("default_transaction_isolation", "''serializable''"))
+    await sql.execute(setting("idle_in_transaction_session_timeout", "''1 min''"))
+    try:
+        await lenient_pooler.close_sessions(patient_sql_url)
+        around = await told(pooler=True, direct_url=patient_sql_url)
+    finally:
+        await sql.execute(setting("default_transaction_isolation", None))
+        await sql.execute(setting("idle_in_transaction_session_timeout", None))
+
+    assert tells(unaware["pooler"], WARNING, "the setting pooler is off")
+    assert tells(alone["pooler"], NOTE, "direct_url is not")
+    assert tells(alone["pooler"], NOTE, "idle_in_transaction_session_timeout is not set")
+    assert tells(astray["pooler"], WARNING, "direct_url: direct_url leads to database")
+    assert tells(lost["pooler"], WARNING, "127.0.0.1:1 cannot be reached")
+    assert around["pooler"] == [(OK, "through a pooler, with a way around it")]
+    assert tells(around["isolation"], ERROR, "is 'serializable' for role")
+    for found in (unaware, alone, astray, lost):
+        assert [found[check][0][0] for check in ("connection", "isolation", "places")] == [OK] * 3
+
+
+# The command
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    monkeypatch.delenv("WINDLASS_APP", raising=False)
+    return CliRunner()
+
+
+def test_the_command_prints_a_line_for_each_check_and_what_to_do(
+    told: CliRunner, patient: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", patient)
+
+    done = told.invoke(main, ["doctor"])
+    listed = told.invoke(main, ["doctor", "--json"])
+
+    assert (done.exit_code, listed.exit_code) == (0, 0), done.exception
+    first_words = [line.split()[:2] for line in done.stdout.splitlines() if line[0] != " "]
+    records = json.loads(listed.stdout)
+    assert first_words[:-1] == [[record["level"], record["check"]] for record in records]
+    assert [set(record) for record in records] == [{"check", "level", "found", "advice"}] * len(
+        records
+    )
+    assert re.search(r"^ +→ ALTER SYSTEM SET fsync = on", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("ok ")
+
+
+def test_an_empty_database_is_an_error_and_stays_empty(
+    told: CliRunner, empty_database_url: str, empty_sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", empty_database_url)
+
+    done = told.invoke(main, ["doctor"])
+
+    assert done.exit_code == 1, done.exception
+    assert "there is no schema 'windlass'" in done.stdout
+    assert "→ run: windlass migrate" in done.stdout
+    assert asyncio.run(fetchval(empty_sql_url, "SELECT to_regnamespace('windlass')::text")) is None
+
+
+async def fetchval(url: str, statement: str) -> object:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql://clerk:secret@127.0.0.1:1/shop", "127.0.0.1:1 cannot be reached"),
+        ("no such database", "does not exist"),
+    ],
+)
+def test_a_database_that_cannot_be_reached_is_named_without_the_password(
+    told: CliRunner, server_url: str, monkeypatch: pytest.MonkeyPatch, url: str, words: str
+) -> None:
+    monkeypatch.delenv("WINDLASS_POOLER", raising=False)
+    if "://" not in url:
+        url = urlunsplit(urlsplit(server_url)._replace(path="/no_such_database"))
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", url)
+
+    done = told.invoke(main, ["doctor", "--json"])
+
+    assert done.exit_code == 1, done.exception
+    (record,) = json.loads(done.stdout)
+    assert (record["check"], record["level"]) == ("connection", "error")
+    assert words in record["found"]
+    assert "secret" not in done.output
+
+
+def test_memory_has_nothing_to_examine(told: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDLASS_DATABASE_URL", "memory:")
+
+    done = told.invoke(main, ["doctor"])
+
+    assert done.exit_code == 2
+    assert "memory:" in done.stderr
+
+
+# What the page says
+
+
+async def test_a_task_in_no_place_is_mended_as_the_page_shows(
+    database_url: str, sql_url: str
+) -> None:
+    page = (ROOT / "docs" / "operating.md").read_text().split("### Tasks in the wrong place")[1]
+    shown = re.findall(r"```sql\n(.+?)```", page, re.DOTALL)
+    (task_id,) = set(re.findall(r"'([0-9a-f-]{36})'", shown[0]))
+    store = PostgresStore(store_options(database_url))
+    await store.open()
+    await store.enqueue([NewTask(UUID(task_id), "resize", "{}")])
+    session = await asyncpg.connect(sql_url)
+
+    await session.execute("DELETE FROM windlass.ready; DELETE FROM windlass.lane")
+    lost = await said(database_url, "places")
+    await session.execute(shown[0])
+    mended = await said(database_url, "places")
+    await session.execute("UPDATE windlass.ready SET generation = 5")
+    other = await said(database_url, "places")
+    await session.execute(shown[2])
+    in_order = await said(database_url, "places")
+
+    assert tells(lost, ERROR, f"in no place, so that nobody will run it: 1 task ({task_id})")
+    assert tells(other, ERROR, "a generation that is not its own")
+    assert mended == in_order == [(OK, "every live task is in exactly one place")]
+    await session.close()
+    await store.close()
+
+
+def test_every_check_is_explained() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text()
+
+    explained = re.findall(
+        r"^\| `(\w+)` \|", page.split("## The doctor")[1].split("\n#")[0], re.MULTILINE
+    )
+
+    assert explained == ["connection", *CHECKS]
