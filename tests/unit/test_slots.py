@@ -111,7 +111,7 @@ async def test_what_waits_for_too_long_is_given_back_unrun_and_not_sooner(
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
-    worker = await make(buffer_seconds=60).worker()
+    worker = await make(buffer_seconds=60, lease=600).worker()
     await take(worker, claim(3))
 
     clock.now += 59
@@ -312,7 +312,7 @@ async def test_a_handler_is_given_up_so_long_after_it_could_hear_that_it_should_
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
-    worker = await make().worker()
+    worker = await make(lease=600).worker()
     await take(worker, claim(1))
     (job,) = worker._slots._running
     job.give_way_at = clock.now
