@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from acceptance.quick import QUICK
+from faults.processes import until
 from windlass import App
 from windlass.cli.systemd import watchdog_interval
 
@@ -54,6 +55,22 @@ def test_systemd_is_told_that_a_worker_is_ready_lives_and_stops(
         worker.wait()
 
     assert set(told) == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
+
+
+def test_a_worker_does_not_wait_for_systemd_to_read(
+    tmp_path: Path, environment: dict[str, str], heard: socket.socket
+) -> None:
+    with (tmp_path / "log").open("w+") as log:
+        worker = subprocess.Popen(COMMAND, cwd=tmp_path, env=environment, stderr=log)
+        try:
+            while heard.recv(100) != b"READY=1":
+                pass
+            until(lambda: "systemd.deaf state=WATCHDOG=1" in (tmp_path / "log").read_text())
+            worker.terminate()
+            assert worker.wait(WITHIN) == 0
+        finally:
+            worker.kill()
+            worker.wait()
 
 
 def test_systemd_that_does_not_listen_is_told_of_in_the_log(

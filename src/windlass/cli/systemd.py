@@ -10,8 +10,14 @@ from windlass.service import Stop
 from windlass.telemetry import emit
 
 
-def notify(state: str) -> None:
-    """Tell a state, such as READY=1; nothing happens where nobody listens."""
+LISTEN_WITHIN = 1.0  # seconds: while it is waited for, nothing else is done
+
+
+def notify(state: str, *, patience: float = LISTEN_WITHIN) -> None:
+    """Tell a state, such as READY=1; nothing happens where nobody listens.
+
+    If too much lies there unread it is waited for so many seconds, and then told of in the log.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -19,6 +25,7 @@ def notify(state: str) -> None:
         address = "\0" + address[1:]  # one without a file
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.settimeout(patience)
             sender.sendto(state.encode(), address)
     except OSError as error:
         emit("systemd.deaf", state=state, error=error)
@@ -49,4 +56,4 @@ async def watchdog_told() -> AsyncIterator[None]:
 
 async def _tell_watchdog(left: Stop) -> None:
     while not await left.wait(watchdog_interval()):
-        notify("WATCHDOG=1")
+        notify("WATCHDOG=1", patience=0)  # the next one says the same
