@@ -31,6 +31,8 @@ from windlass.model.limits import shown
 from windlass.model.task import Enqueued, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
+from windlass.runtime.health import starting
+from windlass.runtime.monitor import Monitor
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
@@ -161,35 +163,45 @@ class App(TaskSet):
         A worker that fails cancels the block and raises its error from there.
         """
         _check_worker_options(options)
-        async with self:
-            worker = await self.new_worker(**options)
-            started = asyncio.Event()
-            running = asyncio.create_task(worker.run(started=started.set), name="windlass-worker")
-            starting = asyncio.create_task(started.wait())
-            try:
-                await asyncio.wait([running, starting], return_when=asyncio.FIRST_COMPLETED)
-                if running.done():
-                    await running
-                async with cancelled_by(running):
+        with self.monitor() as monitor:
+            async with self:
+                worker = await self.new_worker(monitor=monitor, **options)
+                async with _running(worker):
                     yield worker
-            finally:
-                starting.cancel()
-                worker.stop()
-                await running
 
     async def run_worker(self, *, until_idle: bool = False, **options: Any) -> None:
         """Run a worker until it is cancelled, or until nothing is ready and nothing runs."""
         _check_worker_options(options)
         checked_flag("until_idle", until_idle)
-        async with self:
-            worker = await self.new_worker(**options)
-            running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
-            try:
-                await asyncio.shield(running)
-            except asyncio.CancelledError:
-                worker.stop()
-                await running
-                raise
+        with self.monitor() as monitor:
+            async with self:
+                worker = await self.new_worker(monitor=monitor, **options)
+                running = asyncio.create_task(
+                    worker.run(until_idle=until_idle), name="windlass-worker"
+                )
+                try:
+                    await asyncio.shield(running)
+                except asyncio.CancelledError:
+                    worker.stop()
+                    await running
+                    raise
+
+    @contextmanager
+    def monitor(self) -> Iterator[Monitor | None]:
+        """Answer probes while the block lasts, if there is a port for it.
+
+        Of a worker that starts, until one runs: it may have to wait for its database.
+        """
+        settings = self.settings
+        if not settings.health_port:
+            yield None
+            return
+        monitor = Monitor(settings.health_host, settings.health_port, starting())
+        monitor.start()
+        try:
+            yield monitor
+        finally:
+            monitor.stop()
 
     async def new_worker(
         self,
@@ -197,6 +209,7 @@ class App(TaskSet):
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
         shutdown_timeout: float | timedelta | None = None,
+        monitor: Monitor | None = None,
     ) -> Worker:
         """Make a worker that is not running yet, for whoever handles signals."""
         settings = self.settings
@@ -241,12 +254,16 @@ class App(TaskSet):
             buffer_bytes=settings.buffer_bytes,
             buffer_seconds=settings.buffer_seconds,
             max_result_bytes=settings.max_result_bytes,
-            health=(settings.health_host, settings.health_port) if settings.health_port else None,
             on_startup=self._on_startup,
             on_shutdown=self._on_shutdown,
         )
         return Worker(
-            store=store, registry=self.registry, companion=leader, clock=clock, options=options
+            store=store,
+            registry=self.registry,
+            companion=leader,
+            clock=clock,
+            options=options,
+            monitor=monitor,
         )
 
     # Not built yet
@@ -339,6 +356,24 @@ class App(TaskSet):
     async def diagnosis(self) -> list[Finding]:
         """Look at the database without opening or migrating it; return what is found."""
         return await self._database.diagnosis()
+
+
+@asynccontextmanager
+async def _running(worker: Worker) -> AsyncIterator[None]:
+    """Let it run while the block lasts; one that fails cancels the block."""
+    started = asyncio.Event()
+    running = asyncio.create_task(worker.run(started=started.set), name="windlass-worker")
+    beginning = asyncio.create_task(started.wait())
+    try:
+        await asyncio.wait([running, beginning], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+        async with cancelled_by(running):
+            yield
+    finally:
+        beginning.cancel()
+        worker.stop()
+        await running
 
 
 def _checked_set(given: Any) -> TaskSet:

@@ -3,6 +3,10 @@
 import asyncio
 import json
 import socket
+import struct
+import subprocess
+import sys
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +18,9 @@ import pytest
 
 from acceptance.probes import fetch
 from acceptance.quick import QUICK
-from windlass import App, ConfigurationError
+from faults.processes import until
+from windlass import App, ConfigurationError, StoreUnavailable
+from windlass.runtime import fetcher, health, heartbeat, monitor
 from windlass.runtime import worker as worker_module
 
 
@@ -164,3 +170,171 @@ async def test_probes_are_answered_on_ipv6_too(app_url: str, port: int) -> None:
         status = await asyncio.to_thread(lambda: urllib.request.urlopen(request).status)
 
     assert status == 200
+
+
+# Whether it works
+
+
+async def test_a_worker_whose_claims_are_not_answered_is_alive_but_not_ready(
+    database_url: str, port: int, ask: Any, sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetcher, "STUCK_AFTER", 0.3)
+    connection = await asyncpg.connect(sql_url)
+    async with App(database_url, **QUICK, health_port=port) as app, app.worker():
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE windlass.ready IN ACCESS EXCLUSIVE MODE")
+            while (ready := await ask("/readyz")).status == 200:
+                pass
+            alive = await ask("/livez")
+        while (await ask("/readyz")).status == 503:
+            pass
+    await connection.close()
+
+    assert "no look for work was answered for" in ready.checks["claims"]
+    assert alive.status == 200
+
+
+async def test_a_worker_that_cannot_keep_its_leases_is_alive_but_not_ready(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StoreUnavailable("no connection to spare")
+
+    async with app.worker():
+        with monkeypatch.context() as broken:
+            broken.setattr(heartbeat.Heartbeat, "_beat", fail)
+            while (ready := await ask("/readyz")).status == 200:
+                pass
+            alive = await ask("/livez")
+        while (await ask("/readyz")).status == 503:
+            pass
+
+    assert "has kept no lease for" in ready.checks["heart"]
+    assert alive.status == 200
+
+
+async def test_a_worker_without_a_heart_is_neither_alive_nor_ready(app: App, ask: Any) -> None:
+    async with app.worker() as worker:
+        assert worker._beating_heart is not None
+        await worker._beating_heart.stop()
+        alive, ready = await ask("/livez"), await ask("/readyz")
+
+    assert (alive.status, alive.checks["heart"]) == (503, "has stopped")
+    assert (ready.status, ready.checks["heart"]) == (503, "has stopped")
+
+
+async def test_a_worker_that_is_not_woken_is_not_ready(app: App, ask: Any) -> None:
+    class Broken:
+        trouble = "the session that listened was ended"
+
+    async with app.worker() as worker:
+        worker._listening = Broken()
+        ready = await ask("/readyz")
+
+    assert (ready.status, ready.checks["wake-ups"]) == (503, Broken.trouble)
+
+
+async def test_all_who_ask_at_once_are_answered_by_one_look(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, go_on = 0, asyncio.Event()
+
+    async def look() -> None:
+        nonlocal looks
+        looks += 1
+        await go_on.wait()
+
+    monkeypatch.setattr(await app.store(), "check", look)
+    async with app.worker():
+        asking = [asyncio.create_task(ask("/readyz")) for _ in range(5)]
+        while _requests() < len(asking):
+            await asyncio.sleep(0.01)
+        # Each has its thread: let the event loop hear of all of them.
+        await ask("/livez")
+        go_on.set()
+        answers = await asyncio.gather(*asking)
+
+    assert [answer.status for answer in answers] == [200] * 5
+    assert looks == 1
+
+
+async def test_a_look_that_hangs_is_given_up(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "ANSWER_WITHIN", 0.1)
+    given_up = asyncio.Event()
+
+    async def look() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(await app.store(), "check", look)
+    async with app.worker():
+        ready = await ask("/readyz")
+        async with asyncio.timeout(10):
+            await given_up.wait()
+
+    assert (ready.status, ready.checks["store"]) == (503, "the store gave no answer within 0.1 s")
+
+
+# Whoever asks
+
+
+async def test_a_client_that_says_nothing_is_not_waited_for(
+    app: App, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "SILENT_AT_MOST", 0.1)
+
+    async with app.worker():
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /livez")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_client_that_goes_away_leaves_nothing_in_the_log(
+    app: App, port: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with app.worker():
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.send(b"GET /livez")
+        await asyncio.to_thread(until, lambda: _requests() == 1)
+        client.close()  # by a reset
+        await asyncio.to_thread(until, lambda: _requests() == 0)
+
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _requests() -> int:
+    return sum("process_request" in thread.name for thread in threading.enumerate())
+
+
+def test_a_worker_that_waits_for_its_database_is_alive_and_not_ready(
+    tmp_path: Path, port: int
+) -> None:
+    (tmp_path / "waiting.py").write_text(
+        "from windlass import App\n"
+        f"app = App('postgresql://nobody@127.0.0.1:1/none', health_port={port})\n"
+    )
+    with (tmp_path / "log").open("w+") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "windlass.cli", "worker", "waiting:app"],
+            cwd=tmp_path,
+            stderr=log,
+        )
+        try:
+            until(lambda: "store.unavailable" in (tmp_path / "log").read_text())
+            alive, ready = fetch(port, "/livez"), fetch(port, "/readyz")
+            measured, _ = fetch(port, "/metrics")
+            worker.terminate()
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
+            worker.wait()
+
+    assert (alive[0], ready[0], measured) == (200, 503, 503)
+    assert json.loads(ready[1])["checks"] == {"worker": "starting"}

@@ -76,22 +76,26 @@ async def _work(
     """Work until a signal; return the exit code, which tells whether everything was written."""
     stop = Stop()
     _on_signals(stop.set)
-    if not await _opened(app, stop):
-        return 0
-    async with app:
-        working = await app.new_worker(
-            queues=queues or None, concurrency=concurrency, shutdown_timeout=shutdown_timeout
-        )
+    with app.monitor() as monitor:
+        if not await _opened(app, stop):
+            return 0
+        async with app:
+            working = await app.new_worker(
+                queues=queues or None,
+                concurrency=concurrency,
+                shutdown_timeout=shutdown_timeout,
+                monitor=monitor,
+            )
 
-        def drain() -> None:
-            notify("STOPPING=1")
-            working.stop()
+            def drain() -> None:
+                notify("STOPPING=1")
+                working.stop()
 
-        _on_signals(drain)
-        if stop:
-            drain()
-        async with watchdog_told():
-            await working.run(started=partial(notify, "READY=1"))
+            _on_signals(drain)
+            if stop:
+                drain()
+            async with watchdog_told():
+                await working.run(started=partial(notify, "READY=1"))
     return 1 if working.unsettled else 0
 
 

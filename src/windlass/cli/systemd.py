@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from windlass.service import Stop
 from windlass.telemetry import emit
 
-
 LISTEN_WITHIN = 1.0  # seconds: while it is waited for, nothing else is done
 
 

@@ -75,6 +75,7 @@ class Fetcher:
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
         self._turned_at = time.monotonic()  # when it last claimed
+        self._answered_at = time.monotonic()  # when a claim was answered, or could not be made
         self._is_alone = False  # a suspect runs, and nothing beside it
 
     @property
@@ -89,11 +90,11 @@ class Fetcher:
 
     @property
     def trouble(self) -> str:
-        """Whether it has not looked for work for long, although there would be room."""
-        silent = time.monotonic() - self._turned_at
+        """Whether it has found out nothing about work for long, although there would be room."""
+        silent = time.monotonic() - self._answered_at
         if silent < STUCK_AFTER or self._is_alone or self._room.wanted() < 1:
             return ""
-        return f"has not looked for work for {silent:.0f} s"
+        return f"no look for work was answered for {silent:.0f} s"
 
     def wake(self) -> None:
         """Look for work now instead of at the next poll."""
@@ -118,6 +119,7 @@ class Fetcher:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
         if self._room.wanted() < 1:
             await first_of(self._room.room(), stop.wait())
+            self._answered_at = time.monotonic()
         # Otherwise not even for a moment: the store is to look while what it gave begins to run.
         if self._room.busy() and self._room.wanted() < ENOUGH:
             await asyncio.sleep(GATHER)
@@ -170,6 +172,7 @@ class Fetcher:
         )
         async with answered_within(self._patience):
             answer = await self._store.claim(asked)
+        self._answered_at = time.monotonic()
         if answer.claim is not None:
             tell("claimed", answer.claim)
         return answer, asked_at
@@ -193,6 +196,7 @@ class Fetcher:
                 await first_of(self._room.emptied(), stop.wait())
         finally:
             self._is_alone = False
+            self._answered_at = time.monotonic()
 
     async def promote_due(self) -> bool:
         """Make due tasks ready: the leader at once, any worker when that does not happen."""

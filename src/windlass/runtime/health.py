@@ -7,13 +7,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 
 from windlass.model.errors import WindlassError
-from windlass.runtime.monitor import Page
+from windlass.runtime.monitor import Page, Pages
 
 ANSWER_WITHIN = 5.0  # seconds for all checks together
 FINE = "ok"
 
 Check = Callable[[], str]  # what is wrong, or nothing
 SlowCheck = Callable[[], Awaitable[None]]  # raises what is wrong
+
+
+def starting() -> Pages:
+    """Pages of a worker that is not there yet: it waits for its database, or migrates it."""
+    return {
+        "/livez": lambda: _page({}),
+        "/readyz": lambda: _page({"worker": "starting"}),
+        "/metrics": lambda: Page(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"starting\n"),
+    }
 
 
 class Health:
@@ -23,11 +32,13 @@ class Health:
         self,
         *,
         alive: Mapping[str, Check],
-        ready: Mapping[str, Check],
+        present: Mapping[str, Check],  # if one of these fails, no other is looked at
+        working: Mapping[str, Check],
         store: SlowCheck,
     ) -> None:
         self._alive = alive
-        self._ready = ready
+        self._present = present
+        self._working = working
         self._store = store
         self._loop = asyncio.get_running_loop()
         # One for all who ask meanwhile: however many they are, they take one connection.
@@ -39,8 +50,9 @@ class Health:
 
     def readyz(self) -> Page:
         """Whether it takes and runs tasks."""
-        told = _looked(self._ready)
+        told = _looked(self._present)
         if all(said == FINE for said in told.values()):
+            told |= _looked(self._working)
             told["store"] = self._ask_store()
         return _page(told)
 

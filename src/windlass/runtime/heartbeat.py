@@ -99,6 +99,7 @@ class Heartbeat:
         self._beating: asyncio.Task[None] | None = None
         self._stopping = False
         self._has_beaten = threading.Event()
+        self._beaten_at = time.monotonic()  # when the last beat succeeded, or it was made
 
     async def start(self) -> None:
         """Start beating, on a connection of its own.
@@ -113,6 +114,14 @@ class Heartbeat:
     def is_beating(self) -> bool:
         """Whether its thread lives."""
         return self._thread.is_alive()
+
+    @property
+    def trouble(self) -> str:
+        """Whether it keeps no lease: the worker may have lost what it holds."""
+        silent = time.monotonic() - self._beaten_at
+        if silent < self._lease.total_seconds():
+            return ""
+        return f"has kept no lease for {silent:.0f} s"
 
     async def stop(self) -> None:
         """Stop beating and give the connection back."""
@@ -146,6 +155,7 @@ class Heartbeat:
                         is_open = True
                     began = time.monotonic()
                     await self._beat(store)
+                    self._beaten_at = time.monotonic()
                     pause = max(0.0, began + self._every - time.monotonic())
                 except Exception as error:  # noqa: BLE001 - without a heart every lease is lost
                     emit("store.unavailable", doing="heartbeat", error=error)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from windlass.model.errors import ConfigurationError
 
-SLOWEST_REQUEST = 10.0  # seconds for a client to say what it wants
+SILENT_AT_MOST = 10.0  # seconds between two bytes of what a client wants
 
 
 class Page(NamedTuple):
@@ -27,8 +27,9 @@ class Monitor:
     """Answers GET for a few paths. Each page is made in the thread of its request."""
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
+        self._pages = pages
         try:
-            self._server = _server_at(host, port)((host, port), _handler(pages))
+            self._server = _server_at(host, port)((host, port), _handler(lambda: self._pages))
         except OSError as error:
             raise ConfigurationError(
                 f"health_port {port} on {host} cannot be listened on: {error}; choose another"
@@ -41,6 +42,10 @@ class Monitor:
     def port(self) -> int:
         """The port it listens on."""
         return int(self._server.server_address[1])
+
+    def show(self, pages: Pages) -> None:
+        """Answer with other pages from now on."""
+        self._pages = pages
 
     def start(self) -> None:
         """Begin to answer."""
@@ -58,6 +63,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a client that is silent must not hold up the end
 
+    def handle_error(self, *_: object) -> None:
+        """Say nothing: a client went away before it had its answer."""
+
 
 def _server_at(host: str, port: int) -> type[_Server]:
     """A server for addresses of the host's kind, IPv4 or IPv6."""
@@ -65,9 +73,9 @@ def _server_at(host: str, port: int) -> type[_Server]:
     return type("_Server", (_Server,), {"address_family": kinds[0]})
 
 
-def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
+def _handler(shown: Callable[[], Pages]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = SLOWEST_REQUEST
+        timeout = SILENT_AT_MOST
         server_version = "windlass"
         sys_version = ""
 
@@ -78,6 +86,7 @@ def _handler(pages: Pages) -> type[BaseHTTPRequestHandler]:
             self._answer(with_body=False)
 
         def _answer(self, *, with_body: bool) -> None:
+            pages = shown()
             make = pages.get(self.path.partition("?")[0])
             page = _nothing(pages) if make is None else make()
             self.send_response(page.status)

@@ -62,7 +62,6 @@ class WorkerOptions:
     buffer_bytes: int
     buffer_seconds: float
     max_result_bytes: int
-    health: tuple[str, int] | None = None  # host and port to answer probes on
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
 
@@ -78,7 +77,9 @@ class Worker:
         companion: Companion,
         clock: ClockWatch,
         options: WorkerOptions,
+        monitor: Monitor | None = None,  # answers probes, of this worker while it runs
     ) -> None:
+        self._monitor = monitor
         self._store = store
         self._registry = registry
         self._companion = companion
@@ -183,16 +184,15 @@ class Worker:
 
     @contextmanager
     def _monitored(self) -> Iterator[None]:
-        """Answer probes while the block lasts, if somebody wants to ask."""
-        if self._options.health is None:
+        """Be what the monitor tells of while the block lasts, if there is one."""
+        if self._monitor is None:
             yield
             return
         health = Health(
             alive={"event loop": self._stuck_loop, "heart": self._stuck_heart},
-            ready={
-                "worker": self._not_working,
-                "event loop": self._stuck_loop,
-                "heart": self._stuck_heart,
+            present={"worker": self._not_working, "event loop": self._stuck_loop},
+            working={
+                "heart": self._idle_heart,
                 "claims": lambda: self._fetcher.trouble,
                 "wake-ups": lambda: "" if self._listening is None else self._listening.trouble,
             },
@@ -200,14 +200,12 @@ class Worker:
         )
         metrics = new_metrics(lambda: self._slots.filled, lambda: self._companion.is_leader)
         pages = {"/livez": health.livez, "/readyz": health.readyz, "/metrics": metrics.page}
-        monitor = Monitor(*self._options.health, pages)
-        monitor.start()
+        self._monitor.show(pages)
         watch(metrics)
         try:
             yield
         finally:
             unwatch(metrics)
-            monitor.stop()
 
     def _not_working(self) -> str:
         if self._stopping:
@@ -221,6 +219,10 @@ class Worker:
     def _stuck_heart(self) -> str:
         heart = self._beating_heart
         return "has stopped" if heart is not None and not heart.is_beating else ""
+
+    def _idle_heart(self) -> str:
+        heart = self._beating_heart
+        return self._stuck_heart() or ("" if heart is None else heart.trouble)
 
     @asynccontextmanager
     async def _beating(self) -> AsyncIterator[None]:
