@@ -1,5 +1,6 @@
 """When a leader's chores are done again: at once if there is more to do, else in their own time."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -116,3 +117,22 @@ async def test_a_chore_that_fails_is_not_tried_again_at_once(clock: MovedClock) 
 
     assert not chore.is_due(clock.now)
     assert chore.is_due(clock.now + SWEEP)
+
+
+async def test_a_chore_that_was_given_up_is_done_less_often_too(clock: MovedClock) -> None:
+    async def overrun(_: Leadership) -> bool:
+        clock.now += 5
+        raise asyncio.CancelledError
+
+    began = clock.now
+    chore = Chore("overruns", SWEEP, overrun, at_most=1 / 20)
+    with pytest.raises(asyncio.CancelledError):
+        await chore.run(HELD)
+
+    assert chore.due_at == pytest.approx(began + 100)
+
+
+def test_a_leader_is_not_judged_by_how_it_counts() -> None:
+    optional = [one.name for one in chores(MemoryStore(), _Watch(), sweep=SWEEP) if not one.is_duty]
+
+    assert optional == ["count"]

@@ -208,6 +208,24 @@ async def test_a_leader_whose_chore_hangs_again_and_again_leaves_the_seat_to_oth
     assert seat.answers == []
 
 
+async def test_a_chore_that_is_no_duty_deposes_nobody_however_often_it_hangs() -> None:
+    seat = Seat([Leadership(ME, 4)] * 5)
+    stop = Stop()
+    begun: list[int] = []
+
+    async def hangs(leadership: Leadership) -> bool:
+        begun.append(leadership.term)
+        if len(begun) == 4:
+            stop.set()
+        await asyncio.Event().wait()
+        return False
+
+    await asyncio.wait_for(leader(seat, Chore("hangs", 0, hangs, is_duty=False)).run(stop), 10)
+
+    assert begun == [4] * 4
+    assert None not in seat.asked[1:]  # it renewed its term each time, and had never resigned
+
+
 async def test_a_chore_that_hung_once_deposes_nobody() -> None:
     seat = Seat([Leadership(ME, 4)])
     stop = Stop()

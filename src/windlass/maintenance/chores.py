@@ -26,6 +26,7 @@ class Chore:
     due_at: float = 0.0  # monotonic
     hangs: int = 0  # how often in a row it did not end in time
     at_most: float = 1.0  # part of the time it may take: if it takes long it is done less often
+    is_duty: bool = True  # False: nobody fares worse without it than without this leader
 
     def is_due(self, now: float) -> bool:
         """Whether it is time."""
@@ -34,12 +35,12 @@ class Chore:
     async def run(self, leadership: Leadership) -> None:
         """Do it, and plan the next time."""
         began = time.monotonic()
-        self.due_at = began + self.every
-        if await self.call(leadership):
-            self.due_at = began
-            return
-        took = time.monotonic() - began
-        self.due_at = began + max(self.every, took / self.at_most)
+        has_more = False
+        try:
+            has_more = await self.call(leadership)
+        finally:  # also if it took so long that it was given up
+            took = time.monotonic() - began
+            self.due_at = began + (0.0 if has_more else max(self.every, took / self.at_most))
 
 
 class QueueStore(Protocol):
@@ -117,5 +118,5 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
         Chore("tidy", 2 * sweep, tidy, at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
-        Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20),
+        Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20, is_duty=False),
     ]

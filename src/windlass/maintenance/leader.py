@@ -105,7 +105,7 @@ class Leader:
         except TimeoutError:
             chore.hangs = hangs + 1
             emit("chore.delayed", chore=chore.name, error=f"not done within {self._third:g} s")
-            if chore.hangs >= HANGS_BEFORE_STEPPING_DOWN:
+            if chore.is_duty and chore.hangs >= HANGS_BEFORE_STEPPING_DOWN:
                 await self._step_down(chore)
         except StoreUnavailable as error:
             emit("chore.delayed", chore=chore.name, error=error)
