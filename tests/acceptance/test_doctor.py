@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from click.testing import CliRunner
+from psycopg import pq
 
 from acceptance.quick import QUICK
 from contract.pgbouncer import BEHIND_POOLER, DEADLINE, Pooler, store_options
@@ -82,6 +85,14 @@ CONDITIONS = [
     ("migrations", ERROR, "there is no schema 'windlass'",
         "ALTER SCHEMA windlass RENAME TO elsewhere",
         "ALTER SCHEMA elsewhere RENAME TO windlass"),
+    ("migrations", ERROR, "has all migrations, and yet lacks table task",
+        "ALTER TABLE windlass.task RENAME TO x", "ALTER TABLE windlass.x RENAME TO task"),
+    ("migrations", ERROR, "lacks view workers",
+        "ALTER VIEW windlass.workers RENAME TO x", "ALTER VIEW windlass.x RENAME TO workers"),
+    ("migrations", ERROR, "lacks function retry_task",
+        "ALTER FUNCTION windlass.retry_task RENAME TO x", "ALTER FUNCTION windlass.x RENAME TO retry_task"),
+    ("migrations", ERROR, "column r.ready_at does not exist",
+        "ALTER TABLE windlass.ready RENAME ready_at TO y", "ALTER TABLE windlass.ready RENAME y TO ready_at"),
     ("partitions", WARNING, "rest is attached to the history",
         "CREATE TABLE windlass.rest PARTITION OF windlass.history DEFAULT",
         "DROP TABLE windlass.rest"),
@@ -268,6 +279,22 @@ async def test_a_condition_is_found_and_gone_when_it_is_undone(
     assert all(one.advice for one in during if one.level in {NOTE, WARNING, ERROR})
     assert not any(words in text for _, text in after), after
     assert {one.check for one in during} == {"connection", *CHECKS}
+
+
+async def test_all_that_the_migrations_make_is_looked_for(sql_url: str) -> None:
+    session = await asyncpg.connect(sql_url)
+    there = await session.fetch(
+        "SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname::text FROM pg_class "
+        "WHERE relnamespace = 'windlass'::regnamespace AND relkind IN ('r', 'p', 'v') "
+        "UNION SELECT 'FUNCTION', proname::text FROM pg_proc "
+        "WHERE pronamespace = 'windlass'::regnamespace"
+    )
+    await session.close()
+
+    made = examining.made_by(SqlFiles("windlass.store.postgres", "windlass").migrations())
+
+    # That of the migrations is made before them; that there is one is looked at by itself.
+    assert {*made, ("TABLE", "migration")} == {tuple(row) for row in there}
 
 
 async def test_a_partition_that_is_half_detached_and_then_missing_is_found(
@@ -463,6 +490,17 @@ async def test_a_check_can_neither_take_long_nor_write(
     assert unknown == [("places", f"not checked: {why}")]
 
 
+async def test_a_key_whose_task_is_found_at_the_second_look_is_not_lost(
+    patient: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_at_first = f"SELECT '{OTHER}' AS task_id, 'resize' AS type WHERE $1::uuid[] IS DISTINCT FROM '{{{OTHER}}}'"
+    replace_look(monkeypatch, "examine_keys", lost_at_first)
+
+    found = await said(patient, "keys")
+
+    assert found == [(OK, "every idempotency key leads to a task")]
+
+
 async def test_a_connection_that_breaks_is_an_error_and_what_was_seen_is_told(
     patient: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -488,13 +526,23 @@ async def stranger(server_url: str, sql: asyncpg.Connection) -> AsyncIterator[st
     await sql.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
 
 
+def as_role(role: str, url: str) -> str:
+    parts = urlsplit(url)
+    address = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{role}:secret@{address}"))
+
+
+def database_of(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
+
+
 async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
     patient_sql_url: str, sql: asyncpg.Connection, stranger: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WINDLASS_POOLER", raising=False)
-    parts = urlsplit(patient_sql_url)
-    address = parts.netloc.rpartition("@")[2]
-    url = urlunsplit(parts._replace(netloc=f"{stranger}:secret@{address}"))
+    url = as_role(stranger, patient_sql_url)
+    # Set here it beats what is set for the role everywhere.
+    await sql.execute(f"ALTER ROLE {stranger} IN DATABASE {database_of(url)} SET role = 'none'")
 
     nothing = await findings(url)
     lacking = [one for one in nothing if one.check == "rights"]
@@ -513,7 +561,9 @@ async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
     mixed = await said(url, "rights")
     await sql.execute("ALTER TABLE windlass.lane OWNER TO CURRENT_USER")
     owner = await sql.fetchval("SELECT current_user::text")
-    await sql.execute(f'GRANT "{owner}" TO "{stranger}"')
+    (to_work,) = (one.advice for one in enqueues if one.check == "rights")
+    for statement in str(to_work).removeprefix("if workers use it: ").split(", and "):
+        await sql.execute(statement)
     works = await said(url, "rights")
 
     assert [(one.level, one.found.partition(f"'{stranger}' ")[2][:15]) for one in lacking] == [
@@ -528,7 +578,48 @@ async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
     assert [one.level for one in enqueues if one.check in {"migrations", "places"}] == [OK, OK]
     assert any("does not see the transactions of other roles" in one.found for one in enqueues)
     assert [level for level, _ in mixed] == [WARNING]
-    assert works == [(OK, f"role '{stranger}' may look, enqueue and work")]
+    assert works == [(OK, f"role '{owner}' may look, enqueue and work")]
+
+
+SETTINGS = {
+    "default_transaction_read_only": "on",
+    "idle_in_transaction_session_timeout": "0",
+    "default_transaction_isolation": "serializable",
+    "synchronous_commit": "off",
+    "statement_timeout": "4s",
+    "transaction_timeout": "4s",
+}
+
+
+@pytest.mark.parametrize(
+    "whose", ["ROLE {role}", "DATABASE {database}", "ROLE {role} IN DATABASE {database}"]
+)
+async def test_a_setting_is_mended_as_advised_wherever_it_was_made(
+    patient_sql_url: str, sql: asyncpg.Connection, stranger: str, whose: str
+) -> None:
+    url = as_role(stranger, patient_sql_url)
+    whose = whose.format(role=stranger, database=database_of(url))
+    known = await sql.fetch("SELECT name FROM pg_settings WHERE name = ANY ($1)", [*SETTINGS])
+    names = {row["name"] for row in known}  # one of them is not known to older servers
+
+    async def advised() -> dict[str, str]:
+        # As behind a pooler, for nothing is set by the connection then.
+        found = await App(url, pooler=True).diagnosis()
+        texts = [one.advice for one in found if one.advice]
+        return {name: text for name in names for text in texts if f"SET {name} =" in text}
+
+    try:
+        for name in names:
+            await sql.execute(f"ALTER {whose} SET {name} = '{SETTINGS[name]}'")
+        before = await advised()
+        for advice in before.values():
+            await sql.execute(advice.partition(", ")[0])
+        after = await advised()
+    finally:
+        await sql.execute(f"ALTER {whose} RESET ALL")
+
+    assert before.keys() == names
+    assert after == {}
 
 
 # In motion
@@ -599,6 +690,61 @@ async def test_what_only_the_whole_server_can_be_set_to_is_judged(
     assert "full_page_writes off" in told["durability", WARNING]
     assert "ROLLBACK PREPARED 'forgotten'" in told["transactions", WARNING]
     assert "synchronous_standby_names is 'nobody'" in told["replication", WARNING]
+
+
+@contextmanager
+def standby(url: str, slot: str, start: str, snapshot: int) -> Iterator[None]:
+    """Follow a slot as a standby does whose oldest query has this snapshot, and confirm nothing."""
+    connection = pq.PGconn.connect(f"{url}&replication=true".encode())
+    try:
+        begun = connection.exec_(f"START_REPLICATION SLOT {slot} PHYSICAL {start}".encode())
+        assert begun.status == pq.ExecStatus.COPY_BOTH, connection.error_message
+        feedback = struct.pack("!cqIIII", b"h", 0, snapshot, 0, 0, 0)
+        connection.put_copy_data(feedback)
+        connection.flush()
+        yield
+    finally:
+        connection.finish()
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs the embedded extra")
+@pytest.mark.needs_direct("a server of its own")
+async def test_a_slot_that_holds_back_dead_rows_is_found(
+    with_data: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "HELD_BACK", 2)
+    monkeypatch.setattr(storage, "RETAINED", -1)
+    directory = with_data(tmp_path / ".windlass")
+    with (directory / "data" / "pg_hba.conf").open("a") as rules:
+        rules.write("local replication all trust\n")
+    # A server of its own: no dead row of the others is to stay because of this.
+    server = EmbeddedServer.acquire(directory, settings={"fsync": "off"})
+    try:
+        session = await asyncpg.connect(server.url)
+        await session.execute("SELECT pg_create_physical_replication_slot('behind', true)")
+        snapshot = int(await session.fetchval("SELECT pg_current_xact_id()::text"))
+        start = await session.fetchval("SELECT restart_lsn::text FROM pg_replication_slots")
+        with standby(server.url, "behind", start, snapshot):
+            async with asyncio.timeout(DEADLINE):
+                while not await session.fetchval("SELECT xmin FROM pg_replication_slots"):
+                    await asyncio.sleep(0.01)
+            for _ in range(3):
+                await session.execute("SELECT pg_current_xact_id()")
+            followed = await said(server.url, "replication")
+        async with asyncio.timeout(DEADLINE):
+            while await session.fetchval("SELECT active FROM pg_replication_slots"):
+                await asyncio.sleep(0.01)
+        left = await said(server.url, "replication")
+        await session.execute("SELECT pg_drop_replication_slot('behind')")
+        dropped = await said(server.url, "replication")
+        await session.close()
+    finally:
+        server.release()
+
+    assert tells(followed, NOTE, "slot 'behind' is behind by"), followed
+    assert tells(followed, WARNING, "'behind' holds back dead rows of"), followed
+    assert tells(left, WARNING, "of the write-ahead log, and dead rows"), left
+    assert [level for level, _ in dropped] == [OK]
 
 
 # Around the pooler, and behind one that was not told of

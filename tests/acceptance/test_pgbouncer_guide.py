@@ -1,11 +1,14 @@
 """What the guide to PgBouncer says of drivers and of its configuration, behind a real one."""
 
 import asyncio
-import configparser
 import re
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import asyncpg
 import psycopg
@@ -20,19 +23,82 @@ from windlass import App
 
 PAGE = ROOT / "docs" / "pgbouncer.md"
 TIMES = 12  # more than a driver waits before it prepares a statement
+PASSWORD = "secret"
 AT_ONCE = 3  # connections, for fewer sessions of the server
 SETTINGS = dict(re.findall(r"(?m)^\| (\S[^|]*) \| `(\S+\(url, .*\))` \|$", PAGE.read_text()))
 
 
+class PrintedPooler(Pooler):
+    """One with the configuration of the guide and nothing else, but for names, places and its size."""
+
+    def __init__(self, folder: Path, server_url: str, *, database: str, role: str) -> None:
+        super().__init__(folder, server_url)
+        self._database, self._role, self._port = database, role, free_port()
+
+    def url(self, database_url: str) -> str:
+        return f"postgresql://{self._role}:{PASSWORD}@127.0.0.1:{self._port}/shop"
+
+    def _settings(self) -> str:
+        (shown,), (users,) = blocks(PAGE, "ini"), blocks(PAGE, "text")
+        userlist = self.folder / "userlist.txt"
+        userlist.write_text(
+            replaced(users.text, {'"shop"': f'"{self._role}"', "the password of shop": PASSWORD})
+        )
+        return replaced(
+            shown.text,
+            {
+                "host=database": f"host={self._server['host']}",
+                "port=5432": f"port={self._server['port']}",
+                "dbname=shop": f"dbname={self._database}",
+                "6432": str(self._port),
+                "/etc/pgbouncer/userlist.txt": str(userlist),
+                "default_pool_size = 20": "default_pool_size = 2",  # so that sessions are shared
+            },
+        )
+
+
+def replaced(text: str, words: Mapping[str, str]) -> str:
+    for old, new in words.items():
+        assert text.count(old) == 1, f"{old} is not there once"
+        text = text.replace(old, new)
+    return text
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port: int = unused.getsockname()[1]
+        return port
+
+
 @pytest.fixture
-def pooled_url(server_url: str, sql_url: str) -> Iterator[str]:
-    (shown,) = blocks(PAGE, "ini")
-    settings = configparser.RawConfigParser()
-    settings.read_string(shown.text)
-    also = dict(settings["pgbouncer"]) | {"default_pool_size": "2"}
-    del also["listen_port"]
-    with Pooler.running(server_url, also=also) as pooler:
+async def role(sql_url: str) -> AsyncIterator[str]:
+    """A role with a password that may do what the owner of the schema may."""
+    name = f"shop_{uuid4().hex}"
+    session = await asyncpg.connect(sql_url)
+    await session.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'")
+    await session.execute(f"DO $$ BEGIN EXECUTE format('GRANT %I TO {name}', current_user); END $$")
+    yield name
+    await session.execute(f"DROP ROLE {name}")
+    await session.close()
+
+
+@pytest.fixture
+def pooled_url(server_url: str, sql_url: str, role: str) -> Iterator[str]:
+    database = urlsplit(sql_url).path.removeprefix("/")
+    with PrintedPooler.running(server_url, database=database, role=role) as pooler:
         yield pooler.url(sql_url)
+
+
+async def test_the_printed_configuration_lets_in_over_tcp_whoever_has_the_password(
+    pooled_url: str, role: str
+) -> None:
+    connection = await asyncpg.connect(pooled_url, statement_cache_size=0)
+    who = await connection.fetchval("SELECT session_user::text")
+    await connection.close()
+
+    assert who == role
+    with pytest.raises(asyncpg.PostgresError, match="SASL authentication failed"):
+        await asyncpg.connect(pooled_url.replace(PASSWORD, "a guess"))
 
 
 @pytest.fixture

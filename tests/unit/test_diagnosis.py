@@ -118,6 +118,7 @@ HEALTHY = Examination(
     moved_clock=Known(0.0),
     schema=Known(SchemaState(owner="clerk", is_usable=True, is_begun=True)),
     applied=Known(frozenset({1, 2})),
+    missing=Known([]),
     rights=Known(RIGHTS),
     workers=Known([WORKER]),
     seat=Known(Seat(holder="w1", term=3, expires_in=10.0)),
@@ -180,7 +181,7 @@ CASES: list[tuple[str, dict[str, Any], Level, str]] = [
     ("pooler", access(pooler=True), N, "direct_url"),
     ("pooler", access(pooler=True, has_direct=True), N, "idle_in_transaction_session_timeout"),
     ("pooler", access(has_direct=True, direct_trouble="refused"), W, "direct_url: refused"),
-    ("isolation", server(isolation="serializable"), E, 'ALTER ROLE "ann"'),
+    ("isolation", server(isolation="serializable"), E, 'ALTER ROLE "ann" IN DATABASE "shop" SET'),
     ("durability", server(fsync=False), W, "fsync"),
     ("durability", server(full_page_writes=False), W, "full_page_writes"),
     ("durability", server(synchronous_commit="off"), W, "synchronous_commit"),
@@ -194,11 +195,14 @@ CASES: list[tuple[str, dict[str, Any], Level, str]] = [
     ("migrations", {"schema": Known(None)}, E, "windlass migrate"),
     ("migrations", {"applied": Known(frozenset({1}))}, E, "lacks 0002_functions"),
     ("migrations", {"applied": Known(frozenset({1, 2, 3}))}, E, "0003, newer"),
+    ("migrations", {"missing": Known(["table task"])}, E, "lacks table task"),
+    ("migrations", {"missing": Known(["table task"])}, E, "restore it from a backup"),
+    ("migrations", {"ended": Unknown("no column id", is_absent=True)}, E, "no column id"),
     ("rights", {"rights": Known(replace(RIGHTS, is_usable=False))}, E, "GRANT USAGE"),
     ("rights", {"rights": Known(replace(RIGHTS, not_callable=["wake"]))}, E, "GRANT EXECUTE"),
     ("rights", {"rights": Known(replace(RIGHTS, may_create=False))}, E, "GRANT CREATE"),
     ("rights", {"rights": Known(replace(RIGHTS, not_owned=["lane"]))}, W, "OWNER TO"),
-    ("rights", {"rights": Known(replace(RIGHTS, not_owned=["a"] * 20))}, N, "GRANT"),
+    ("rights", {"rights": Known(replace(RIGHTS, not_owned=["a"] * 20))}, N, 'GRANT "clerk" TO "ann"'),
     ("partitions", {"partitions": Known(PARTITIONS[:10])}, W, "2026-03-12"),
     ("partitions", {"partitions": Known([]), "workers": Known([])}, N, "start a worker"),
     (
@@ -321,6 +325,21 @@ def test_what_was_not_measured_is_unknown_and_the_other_checks_go_on() -> None:
         "not checked: the role may not look"
     )
     assert [one.check for one in findings] == ["connection", *CHECKS]
+
+
+@pytest.mark.parametrize("applied", [{1}, {1, 2, 3}])
+def test_what_a_migration_may_explain_is_not_called_damage(applied: set[int]) -> None:
+    absent = Unknown("no column id", is_absent=True)
+
+    findings = of(
+        "migrations",
+        applied=Known(frozenset(applied)),
+        missing=Known(["table task"]),
+        ended=absent,
+    )
+
+    assert len(findings) == 1
+    assert "table task" not in findings[0].found
 
 
 def test_a_database_that_was_not_reached_is_one_finding() -> None:

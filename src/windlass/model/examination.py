@@ -1,7 +1,7 @@
 """What the doctor sees of a database, and what it says about it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from enum import StrEnum
 from typing import Generic, NamedTuple, Never, TypeVar
@@ -51,6 +51,7 @@ class Unknown:
     """Something that could not be looked at."""
 
     why: str
+    is_absent: bool = False  # because something in the schema is not there, or is something else
 
     def get(self) -> Never:
         """Raise `NotMeasured`."""
@@ -321,6 +322,7 @@ class Examination:
     moved_clock: Measured[float] = _NOT_REACHED  # seconds that the schema's is ahead
     schema: Measured[SchemaState | None] = _NOT_REACHED
     applied: Measured[frozenset[int]] = _NOT_REACHED
+    missing: Measured[Sequence[str]] = _NOT_REACHED  # of what the migrations make
     rights: Measured[Rights] = _NOT_REACHED
     workers: Measured[Sequence[RegisteredWorker]] = _NOT_REACHED
     seat: Measured[Seat] = _NOT_REACHED
@@ -340,3 +342,9 @@ class Examination:
     misplaced: Measured[Sequence[Misplaced]] = _NOT_REACHED
     ended: Measured[Sequence[Misplaced]] = _NOT_REACHED
     lost_keys: Measured[Sequence[LostKey]] = _NOT_REACHED
+
+    def absences(self) -> list[str]:
+        """Return why looks failed that the schema should have allowed, each reason once."""
+        looks = (getattr(self, one.name) for one in fields(self))
+        reasons = [one.why for one in looks if isinstance(one, Unknown) and one.is_absent]
+        return list(dict.fromkeys(reasons))

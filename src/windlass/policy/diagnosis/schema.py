@@ -9,9 +9,18 @@ from windlass.model.examination import (
     NotMeasured,
     Partition,
     Rights,
+    Server,
     Unknown,
 )
-from windlass.policy.diagnosis.wording import counted, error, listed, note, or_ok, warning
+from windlass.policy.diagnosis.wording import (
+    counted,
+    error,
+    listed,
+    note,
+    or_ok,
+    setting,
+    warning,
+)
 from windlass.policy.retention import Span, missing_spans
 
 DAY = timedelta(days=1)  # what the leader does every ten minutes, or every hour, is done within
@@ -42,21 +51,39 @@ def migrations(seen: Examination) -> list[Finding]:
         )
     if missing:
         found.append(error(check, f"the schema '{name}' lacks {listed(missing)}", how))
+    # Without all of them, or with newer ones, nothing is out of order if something is not there.
+    found = found or _damage(check, seen)
     return or_ok(check, found, f"schema '{name}' is up to date: {newest[1]}")
+
+
+def _damage(check: str, seen: Examination) -> list[Finding]:
+    missing = listed(seen.missing.get())
+    trouble = f"lacks {missing}" if missing else "; ".join(seen.absences())
+    if not trouble:
+        return []
+    return [
+        error(
+            check,
+            f"the schema '{seen.schema_name}' has all migrations, and yet {trouble}",
+            "somebody has changed the schema: undo that, or restore it from a backup; "
+            "windlass migrate does not",
+        )
+    ]
 
 
 def rights(seen: Examination) -> list[Finding]:
     """What the role may do: look, enqueue, work."""
-    check, role, may = "rights", seen.server.get().role, seen.rights.get()
+    check, server, may = "rights", seen.server.get(), seen.rights.get()
     if may.relations == 0:
         raise NotMeasured("there is no table yet")
     if may.is_usable and not may.not_owned and may.may_create and not may.not_callable:
-        return or_ok(check, (), f"role '{role}' may look, enqueue and work")
-    return _lacking(check, role, seen.schema_name, may)
+        return or_ok(check, (), f"role '{server.role}' may look, enqueue and work")
+    return _lacking(check, server, seen.schema_name, may)
 
 
-def _lacking(check: str, role: str, schema: str, may: Rights) -> list[Finding]:
+def _lacking(check: str, server: Server, schema: str, may: Rights) -> list[Finding]:
     found = []
+    role = server.role
     to_role = f'TO "{role}"'
     if not may.is_usable:
         found.append(
@@ -105,8 +132,8 @@ def _lacking(check: str, role: str, schema: str, may: Rights) -> list[Finding]:
                 ),
                 f'let one role own them all: ALTER TABLE … OWNER TO "{may.owner}"'
                 if is_partly
-                else f'if workers use it: GRANT "{may.owner}" {to_role}, and '
-                f"ALTER ROLE \"{role}\" SET role = '{may.owner}'",
+                else f'if workers use it: GRANT "{may.owner}" TO "{server.login}", and '
+                + setting(server, "role", f"'{may.owner}'"),
             )
         )
     elif not may.may_create:

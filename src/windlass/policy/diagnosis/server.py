@@ -1,7 +1,7 @@
 """The server: whether it can be reached, is new enough, keeps what it says, and tells the time."""
 
 from windlass.model.examination import Examination, Finding, NotMeasured
-from windlass.policy.diagnosis.wording import error, lasting, note, or_ok, warning
+from windlass.policy.diagnosis.wording import error, lasting, note, or_ok, setting, warning
 
 OLDEST_SERVER = 15
 ENCODING = "UTF8"
@@ -62,8 +62,8 @@ def version(seen: Examination) -> list[Finding]:
             error(
                 check,
                 f"transactions are read-only by default ({who})",
-                f'ALTER ROLE "{server.login}" RESET default_transaction_read_only, and the same for '
-                f'ALTER DATABASE "{server.database}" and ALTER SYSTEM where it was set',
+                setting(server, "default_transaction_read_only", "off")
+                + ", from another database if this one is read-only for you too",
             )
         )
     return or_ok(check, found, f"PostgreSQL {server.version}, {who}")
@@ -71,8 +71,8 @@ def version(seen: Examination) -> list[Finding]:
 
 def pooler(seen: Examination) -> list[Finding]:
     """Whether a pooler stands before the server, and there is a way around it."""
-    check, access, found = "pooler", seen.access, []
-    is_between = access.session != seen.server.get().session
+    check, access, server, found = "pooler", seen.access, seen.server.get(), []
+    is_between = access.session != server.session
     if access.direct_trouble is not None:
         found.append(
             warning(
@@ -97,12 +97,13 @@ def pooler(seen: Examination) -> list[Finding]:
                 "set pooler=True if it is in transaction mode; in session mode this is fine",
             )
         )
-    if access.pooler and seen.server.get().idle_timeout_ms == 0:
+    if access.pooler and server.idle_timeout_ms == 0:
         found.append(
             note(
                 check,
                 "idle_in_transaction_session_timeout is not set, and cannot be by us behind a pooler",
-                f"ALTER ROLE \"{seen.server.get().login}\" SET idle_in_transaction_session_timeout = '60s'",
+                setting(server, "idle_in_transaction_session_timeout", "'60s'")
+                + ", and let the pooler reconnect",
             )
         )
     between = "through a pooler" if is_between else "none stands before the server"
@@ -118,8 +119,8 @@ def isolation(seen: Examination) -> list[Finding]:
             error(
                 check,
                 f"default_transaction_isolation is '{server.isolation}' for role '{server.login}'",
-                f'ALTER ROLE "{server.login}" IN DATABASE "{server.database}" SET '
-                f"default_transaction_isolation = '{ISOLATION}', and let the pooler reconnect",
+                setting(server, "default_transaction_isolation", f"'{ISOLATION}'")
+                + ", and let the pooler reconnect",
             )
         )
     return or_ok(check, found, ISOLATION)
@@ -148,7 +149,7 @@ def durability(seen: Examination) -> list[Finding]:
                 check,
                 f"synchronous_commit is off for role '{server.login}': a crash can undo what was "
                 "reported as done",
-                f'ALTER ROLE "{server.login}" SET synchronous_commit = on, or where else it was set',
+                setting(server, "synchronous_commit", "on"),
             )
         )
     return or_ok(
@@ -174,7 +175,7 @@ def limits(seen: Examination) -> list[Finding]:
                 warning(
                     check,
                     f"{name} is {milliseconds} ms for role '{server.login}': it cuts off what workers do",
-                    f"ALTER ROLE \"{server.login}\" SET {name} = '60s', or 0 for none",
+                    setting(server, name, "'60s'") + ", or 0 for none",
                 )
             )
     return or_ok(check, found, used)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from windlass.model.examination import Finding, Level
+from windlass.model.examination import Finding, Level, Server
 
 SHOWN = 5  # of a list
 
@@ -23,6 +23,11 @@ def warning(check: str, found: str, advice: str) -> Finding:
 def error(check: str, found: str, advice: str) -> Finding:
     """Say what does not work, or is wrong already."""
     return Finding(check, Level.ERROR, found, advice)
+
+
+def setting(server: Server, name: str, value: str) -> str:
+    """Return the command that sets something for this role here, wherever else it was set."""
+    return f'ALTER ROLE "{server.login}" IN DATABASE "{server.database}" SET {name} = {value}'
 
 
 def or_ok(check: str, found: Sequence[Finding], otherwise: str) -> list[Finding]:

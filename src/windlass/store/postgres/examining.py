@@ -1,6 +1,7 @@
 """Look at a database for the doctor: it may be away, empty, older or newer, or closed to the role."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -47,7 +48,7 @@ from windlass.store.postgres.connection import (
 from windlass.store.postgres.history import span_of
 from windlass.store.postgres.parts import PostgresOptions, PostgresParts
 from windlass.store.postgres.url import address
-from windlass.store.sqlfiles import SqlFiles
+from windlass.store.sqlfiles import Migration, SqlFiles
 
 SOON = 5.0  # seconds for a look at a few rows
 IN_A_WHILE = 15.0  # seconds for one at every task
@@ -71,6 +72,10 @@ _NOT_THERE = (
     asyncpg.UndefinedColumnError,
     asyncpg.UndefinedFunctionError,
     asyncpg.UndefinedObjectError,
+)
+_MAKES = re.compile(
+    r"^(CREATE|DROP) (?:OR REPLACE )?(TABLE|VIEW|FUNCTION) (?:IF (?:NOT )?EXISTS )?\w+\.(\w+)",
+    re.MULTILINE,
 )
 
 
@@ -146,6 +151,7 @@ class Examiner(PostgresParts, ExamineStore):
             moved_clock=await look.value("examine_moved_clock"),
             schema=await look.schema(),
             applied=await look.applied(),
+            missing=await look.missing(),
             rights=await look.one(Rights, "examine_rights"),
             workers=await look.workers(),
             seat=await look.one(Seat, "examine_leadership"),
@@ -195,10 +201,10 @@ class _Looks:
         """Look at the only value."""
         return await self._measured(SOON, lambda: self._rows(name), lambda rows: rows[0][0])
 
-    async def column(self, name: str) -> Measured[Sequence[Any]]:
+    async def column(self, name: str, *arguments: Any) -> Measured[Sequence[Any]]:
         """Look at the first value of each row."""
         return await self._measured(
-            SOON, lambda: self._rows(name), lambda rows: [row[0] for row in rows]
+            SOON, lambda: self._rows(name, *arguments), lambda rows: [row[0] for row in rows]
         )
 
     async def schema(self) -> Measured[SchemaState | None]:
@@ -216,6 +222,12 @@ class _Looks:
             lambda: self._rows("list_migrations"),
             lambda rows: frozenset(row[0] for row in rows),
         )
+
+    async def missing(self) -> Measured[Sequence[str]]:
+        """Look for what the migrations make and somebody took away."""
+        made = made_by(self._sql.migrations())
+        kinds, names = [kind for kind, _ in made], [name for _, name in made]
+        return await self.column("examine_missing", kinds, names)
 
     async def workers(self) -> Measured[Sequence[RegisteredWorker]]:
         """Look at the registry."""
@@ -289,12 +301,21 @@ class _Looks:
         except IndexError:
             return Unknown("a row that belongs there is missing")
         except _FAILURES as error:
-            return Unknown(_why(error, within))
+            return Unknown(_why(error, within), is_absent=isinstance(error, _NOT_THERE))
+
+
+def made_by(migrations: Sequence[Migration]) -> list[tuple[str, str]]:
+    """Return the tables, views and functions that are there after these, by kind and name."""
+    made: dict[tuple[str, str], bool] = {}
+    for migration in migrations:
+        for verb, kind, name in _MAKES.findall(migration.sql):
+            made[kind, name] = verb == "CREATE"
+    return [thing for thing, is_there in made.items() if is_there]
 
 
 def _why(error: Exception, within: float) -> str:
     if isinstance(error, _NOT_THERE):
-        return "the schema is not what this version needs"
+        return f"the schema is not what this version needs: {error.message}"
     if isinstance(error, asyncpg.InsufficientPrivilegeError):
         return f"the role may not look: {error.message}"
     if isinstance(error, asyncpg.LockNotAvailableError):
