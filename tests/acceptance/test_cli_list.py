@@ -98,17 +98,19 @@ def test_a_listing_says_how_far_it_looked_and_goes_on(
     first = windlass(*of_type, "--limit", "10")
     second = windlass(*of_type, "--limit", "10", "--after", after(first))
     third = windlass(*of_type, "--after", after(second))
+    fourth = windlass(*of_type, "--after", after(third))
     whole = windlass(*of_type, "--since", since)
     before = windlass(*of_type, "--until", (NOW - timedelta(days=1)).isoformat())
     everything = windlass("--limit", "10000")
 
-    assert (ids(first), ids(second), ids(third)) == (tasks[:10], tasks[10:14], tasks[14:])
-    assert "the newest 10; there may be more: give --limit, or go on with --after" in first.stderr
+    assert (ids(first), ids(second)) == (tasks[:10], tasks[10:14])
+    assert (ids(third), ids(fourth)) == ([], tasks[14:])
+    assert "the first 10; there may be more: give --limit, or go on with --after" in first.stderr
     assert re.match(r"looked back to \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ only", second.stderr)
     assert "say with --since how far to look, or go on with --after" in second.stderr
-    assert (third.stderr, whole.stderr, before.stderr) == ("", "", "")
+    assert (fourth.stderr, whole.stderr, before.stderr) == ("", "", "")
     assert (ids(whole), ids(before)) == (tasks, tasks[14:])
-    assert "the newest 10000; there may be more" in everything.stderr
+    assert "the first 10000; there may be more" in everything.stderr
 
 
 def test_a_position_that_no_listing_named_is_wrong_usage(windlass: Run) -> None:

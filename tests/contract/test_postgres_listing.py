@@ -111,9 +111,63 @@ async def test_a_task_that_moves_while_a_page_is_read_is_on_it_once(
     assert (record.id, record.status) == (str(task_id), PENDING)
 
 
-async def test_a_position_is_that_of_its_filter(store: PostgresStore) -> None:
+async def test_what_is_ready_of_a_type_is_listed_by_age_and_not_by_when_it_became_so(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    older = await add(store, 3, delay=60.0)
+    newer = await add(store, 3)
+    await sessions.advance(timedelta(seconds=61))
+    assert await store.promote(10) == 3
+
+    pages = await all_pages(store, TaskFilter(type="resize", limit=2))
+
+    assert found(pages) == sorted(newer, reverse=True) + sorted(older, reverse=True)
+
+
+@pytest.mark.parametrize("wanted", [TaskFilter(limit=3), TaskFilter(type="resize", limit=3)])
+async def test_tasks_that_end_between_two_pages_are_listed_once(
+    store: PostgresStore, wanted: TaskFilter
+) -> None:
+    """Wherever they were on the page before, and although there was nothing yet where they end."""
+    tasks = await add(store, 12)
+    ends = [Outcome.COMPLETED, Outcome.CANCELLED, Outcome.DEAD] * 4
+
+    listed: list[UUID] = []
+    while True:
+        page = await store.tasks(wanted)
+        listed += found([page])
+        if page.rest is None:
+            break
+        wanted = replace(wanted, after=page.rest)
+        for end in ends[:3]:
+            await store.settle(settlements(await claim(store, limit=1), end))
+        del ends[:3]
+
+    assert listed == sorted(tasks, reverse=True)
+
+
+async def test_a_place_that_was_not_read_to_its_end_is_not_passed_over(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many lanes few tasks each are read: others may be older than what is listed beside them."""
+    old = await add(store, 40, type="resize")
+    many = [
+        NewTask(new_id(), "resize", "{}", queue=f"tenant {number}", delay=60.0)
+        for number in range(300)
+    ]
+    await store.enqueue(many)
+
+    pages = await all_pages(store, TaskFilter(type="resize", limit=320))
+
+    assert sorted(found(pages)) == sorted([*old, *(task.id for task in many)])
+
+
+async def test_a_position_is_that_of_its_filter(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await add(store, 3)
     page = await store.tasks(TaskFilter(statuses=(PENDING,), limit=2))
+    monkeypatch.setattr(listing, "FEW", 1)
     by_lane = await store.tasks(TaskFilter(statuses=(PENDING,), type="resize", limit=2))
     assert page.rest is not None
     assert by_lane.rest is not None

@@ -101,7 +101,7 @@ def list_tasks(application: str | None, limit: int, as_json: bool, **wanted: Any
         )
     else:
         click.echo(
-            f"the newest {limit}; there may be more: give --limit, or go on with "
+            f"the first {limit}; there may be more: give --limit, or go on with "
             f"--after {page.rest}",
             err=True,
         )

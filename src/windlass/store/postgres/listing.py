@@ -15,7 +15,7 @@ from windlass.store.postgres.records import task_record
 from windlass.store.sqlfiles import SqlFiles
 
 MOST_LANES = 2000  # that are read one by one; above it is cheaper to walk over other tasks
-FEW = 10_000  # tasks of a lane, to look at the time of each
+FEW = 10_000  # ready tasks of some lanes, to look at each for the newest
 SLACK = timedelta(minutes=1)  # between the clock of a producer, which makes ids, and the database's
 
 PLACES = {
@@ -94,26 +94,23 @@ class Listing:
         if place == "scheduled":
             statement = "list_scheduled_lanes" if is_lane_by_lane else "list_scheduled"
             return await self._walk(statement, start, lanes)
-        if by_ready_order or (
-            start == BEGINNING and is_lane_by_lane and await self._has_few_or_any_time(lanes or [])
-        ):
+        if by_ready_order:
+            return await self._by_ready_order(start, lanes or [])
+        if is_lane_by_lane and await self._has_few(lanes or []):
+            return await self._walk("list_pending_few", start, lanes)
+        if is_lane_by_lane and start == BEGINNING and not self._has_range:
             return await self._by_ready_order(start, lanes or [])
         return await self._walk("list_pending", start, lanes)
 
-    async def _has_few_or_any_time(self, lanes: Sequence[int]) -> bool:
-        """Whether to read these lanes, in which no index knows a time, rather than all by id."""
-        if not self._has_range:
-            return True
+    async def _has_few(self, lanes: Sequence[int]) -> bool:
+        """Whether to read all of these lanes, in which no index knows an id or a time."""
         (row,) = await self._fetch("count_ready", lanes, FEW)
         return bool(row["count"] < FEW)
 
     async def _by_ready_order(self, start: str, lanes: Sequence[int]) -> Part:
         x, n = start.split(".") if start else _LAST_READY
         limit = self._wanted.limit
-        reading = FEW if self._has_range else limit
-        rows = await self._fetch(
-            "list_pending_lanes", lanes, x, int(n), reading, *self._created, limit
-        )
+        rows = await self._fetch("list_pending_lanes", lanes, x, int(n), *self._created, limit)
         keys = [f"{row['x']}.{row['n']}" for row in rows]
         return _part(start, rows, keys, limit)
 
@@ -122,7 +119,7 @@ class Listing:
         limit = self._wanted.limit
         rows = await self._fetch(statement, *asked, *self._ids(start), *self._created, limit)
         part = _part(start, rows, [row["id"].hex for row in rows], limit)
-        if rows and rows[-1]["is_last"] and not statement.endswith("_lanes"):
+        if rows and rows[-1]["is_last"] and not statement.endswith(("_lanes", "_few")):
             last = rows[-1]
             return part._replace(looked_back_to=last["created_at"] or _made_at(last["id"]))
         return part
@@ -177,17 +174,38 @@ def merged(parts: dict[str, Part], limit: int) -> TaskPage:
         records.append(parts[place].found[taken[place]][1])
         taken[place] += 1
 
-    rests, times = [], []
-    for place, part in parts.items():
-        rest = part.rest
-        if is_left(place):
-            rest = part.found[taken[place] - 1][0] if taken[place] else part.start
-        elif part.looked_back_to is not None:
-            times.append(part.looked_back_to)
-        if rest is not None:
-            rests.append(f"{place}:{rest}")
+    times = [
+        part.looked_back_to
+        for place, part in parts.items()
+        if part.looked_back_to is not None and not is_left(place)
+    ]
+    is_over = not any(is_left(place) or part.rest for place, part in parts.items())
     records.sort(key=lambda record: record.id, reverse=True)
-    return TaskPage(records, ",".join(rests) or None, max(times, default=None))
+    rest = None if is_over else _rest(parts, taken, records, is_full=len(records) == limit)
+    return TaskPage(records, rest, max(times, default=None))
+
+
+def _rest(
+    parts: dict[str, Part], taken: dict[str, int], records: Sequence[TaskRecord], *, is_full: bool
+) -> str:
+    """Say where each place goes on, also one that is at its end: a task may move there meanwhile."""
+    stopped = {
+        place: part.rest
+        for place, part in parts.items()
+        if part.rest is not None and taken[place] == len(part.found)
+    }
+    # Where all is in the order of ids, a page that is full has come down to one of them in every place,
+    # but for those that stopped before.
+    is_by_id = not any("." in (part.rest or part.start) for part in parts.values())
+    lowest = UUID(records[-1].id).hex if is_by_id and is_full else ""
+
+    def goes_on(place: str, part: Part) -> str:
+        if lowest:
+            return max(stopped.get(place, ""), lowest)
+        last = part.found[taken[place] - 1][0] if taken[place] else part.start
+        return stopped.get(place, last)
+
+    return ",".join(f"{place}:{goes_on(place, part)}" for place, part in parts.items())
 
 
 def _part(start: str, rows: list[asyncpg.Record], keys: list[str], limit: int) -> Part:

@@ -1,7 +1,7 @@
 -- list_pending_lanes: tasks of some lanes that are ready, those first that became so last.
 -- So many of each lane are read, or fewer where there are many lanes: the last row is `is_last` if
 -- there may be more, and is returned whether it fits or not.
--- $1 lanes, $2 before_x, $3 before_n, $4 how many to read, $5 created_from, $6 created_until, $7 limit
+-- $1 lanes, $2 before_x, $3 before_n, $4 created_from, $5 created_until, $6 limit
 WITH heads AS MATERIALIZED (
     SELECT l.lane, h.x, h.n
     FROM unnest($1::bigint[]) AS l (lane)
@@ -13,7 +13,7 @@ WITH heads AS MATERIALIZED (
         LIMIT 1
     ) h
 ), size AS MATERIALIZED (
-    SELECT least($4::bigint, greatest(50, 20000 / greatest(count(*), 1))) AS wanted
+    SELECT least($6::bigint, greatest(50, 20000 / greatest(count(*), 1))) AS wanted
     FROM heads
 ), newest AS MATERIALIZED (
     SELECT h.lane
@@ -44,11 +44,11 @@ FROM (
         CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) -> -1 ->> 'message' END AS last_error,
         NULL::jsonb AS result, t.tags, t.generation,
         CASE WHEN t.generation > 1 THEN windlass.folded_attempts(t.id) END AS errors,
-        f.x::text AS x, f.n, t.created_at >= $5 AND t.created_at < $6 AS fits,
+        f.x::text AS x, f.n, t.created_at >= $4 AND t.created_at < $5 AS fits,
         f.place, f.place = (SELECT s.wanted FROM size s) AS is_last
     FROM found f
     JOIN windlass.task t ON t.id = ANY (ARRAY[f.task_id])
 ) k
 WHERE k.fits OR k.is_last
 ORDER BY k.place
-LIMIT $7
+LIMIT $6
