@@ -28,7 +28,7 @@ from windlass.maintenance.leader import Leader
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.examination import Finding
 from windlass.model.limits import shown
-from windlass.model.task import Enqueued, WorkerInfo
+from windlass.model.task import Enqueued, TypeDefaults, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
 from windlass.runtime.health import starting
@@ -102,11 +102,11 @@ class App(TaskSet):
     ) -> Handle:
         """Enqueue by name, without the code; options as for `task.options(...)`."""
         checked = enqueue_options(options)
-        client = await self.client()
-        guest = client.checked_guest(checked.connection, is_async=True)
-        defaults = await client.defaults(name)
-        client = await self.client()  # somebody may have closed the app meanwhile
-        enqueued = await client.enqueue_named(defaults, payload, checked, guest)
+        async with self.using() as client:
+            guest = client.checked_guest(checked.connection, is_async=True)
+            defaults = await client.defaults(name)
+            client = await self.client()  # somebody may have closed the app meanwhile
+            enqueued = await client.enqueue_named(defaults, payload, checked, guest)
         return Handle(self, enqueued.id, created=enqueued.created)
 
     async def enqueue_many(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:
@@ -120,9 +120,14 @@ class App(TaskSet):
         checked = enqueue_options(options)
         if checked.connection is None:
             return self.run_sync("enqueue", lambda: self.enqueue(name, payload, **options))
-        client = self.run_sync("enqueue", self.client)
+
+        async def known() -> tuple[Client, TypeDefaults]:
+            async with self.using() as client:
+                client.checked_guest(checked.connection, is_async=False)
+                return client, await client.defaults(name)
+
+        client, defaults = self.run_sync("enqueue", known)
         guest = client.checked_guest(checked.connection, is_async=False)
-        defaults = self.run_sync("enqueue", lambda: client.defaults(name))
         enqueued = run_now(client.enqueue_named(defaults, payload, checked, guest))
         return Handle(self, enqueued.id, created=enqueued.created)
 
@@ -132,9 +137,9 @@ class App(TaskSet):
 
     async def send(self, calls: Sequence[Call]) -> list[Handle]:
         """Enqueue calls, all or none."""
-        client = await self.client()
-        guest = client.guest(calls, is_async=True)
-        return self._handles(await client.enqueue(calls, guest))
+        async with self.using() as client:
+            guest = client.guest(calls, is_async=True)
+            return self._handles(await client.enqueue(calls, guest))
 
     def send_sync(self, name: str, calls: Sequence[Call]) -> list[Handle]:
         """`send` for synchronous code; on a connection of the caller it writes from its thread."""
@@ -344,6 +349,12 @@ class App(TaskSet):
     async def client(self) -> Client:
         """Return the client of the running event loop, opening it if need be."""
         return (await self._database.opened()).client
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[Client]:
+        """Yield the client of the running event loop, which stays open while the block lasts."""
+        async with self._database.using() as opened:
+            yield opened.client
 
     async def store(self) -> Store:
         """Return the store of the running event loop, opening it if need be."""

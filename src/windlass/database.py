@@ -4,7 +4,8 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,7 +36,9 @@ class Opened:
 
     store: Store
     client: Client
-    users: int = 0
+    users: int = 0  # blocks
+    calls: int = 0  # under way
+    is_left: bool = False  # the last block has ended, and the last call closes it
 
 
 class Database:
@@ -71,15 +74,33 @@ class Database:
 
     async def enter(self) -> None:
         """Open it for a block, in this event loop."""
-        (await self.opened()).users += 1
+        opened = await self.opened()
+        opened.users += 1
+        opened.is_left = False
 
     async def leave(self) -> None:
-        """Close it, unless other blocks use it."""
+        """Close it, unless other blocks or calls use it."""
         opened = self._opened.get(asyncio.get_running_loop())
         if opened is None:
             return
         opened.users -= 1
-        if opened.users <= 0:
+        opened.is_left = opened.users <= 0
+        await self._close_if_left(opened)
+
+    @asynccontextmanager
+    async def using(self) -> AsyncIterator[Opened]:
+        """Hold what this event loop has while a call lasts: no block that ends meanwhile closes it."""
+        opened = await self.opened()
+        opened.calls += 1
+        try:
+            yield opened
+        finally:
+            opened.calls -= 1
+            await self._close_if_left(opened)
+
+    async def _close_if_left(self, opened: Opened) -> None:
+        is_current = self._opened.get(asyncio.get_running_loop()) is opened
+        if is_current and opened.is_left and not opened.calls:
             await self.close()
 
     async def close(self) -> None:

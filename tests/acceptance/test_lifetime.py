@@ -88,6 +88,27 @@ async def test_an_app_stays_open_until_its_last_block_ends(app: App) -> None:
     waiting.cancel()
 
 
+async def test_a_block_that_ends_closes_nothing_that_a_call_of_another_is_at(app_url: str) -> None:
+    app = App(app_url, **QUICK)
+    finish = asyncio.Event()
+
+    @app.task
+    async def work() -> str:
+        await finish.wait()
+        return "done"
+
+    async with app:
+        handle = await work.enqueue()
+        waiting = asyncio.create_task(handle.result(timeout=20))
+        await asyncio.sleep(0)
+    assert app._database._opened  # by whoever waits
+    finish.set()
+    await app.run_worker(until_idle=True)
+
+    assert await waiting == "done"
+    assert not app._database._opened
+
+
 async def test_who_waits_for_a_result_is_told_when_the_app_is_closed(app: App) -> None:
     waiting = asyncio.create_task((await app.enqueue("later", {})).result())
     await asyncio.sleep(0)

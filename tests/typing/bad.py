@@ -32,4 +32,6 @@ async def use() -> None:
     await resize.options(delay="x").enqueue("a.png")  # wrong
     app.task(retry="x")  # wrong
     app.task(que="mail")  # wrong
+    send("a@example.com")  # wrong
+    (await resize.enqueue("a.png")).change_sync(priorty=3)  # wrong
     print(handle, number)

@@ -45,6 +45,11 @@ def send(ctx: Context, to: str) -> None:
     ctx.complete_sync(None, connection=object())
 
 
+async def call(ctx: Context, order: Order) -> str:
+    send(ctx, "a@example.com")
+    return await ship(ctx, order, {"city": "Bern"})
+
+
 async def use(handles: Sequence[Handle]) -> None:
     order = Order(UUID(int=1), datetime.now(UTC))
     handle: Handle = await resize.enqueue("a.png", width=200)
@@ -54,6 +59,7 @@ async def use(handles: Sequence[Handle]) -> None:
     many: list[Handle] = await app.enqueue_many([resize.call("a.png"), send.call("b@example.com")])
     width: dict[str, int] = await resize("a.png")
     text: str = handle.id
+    handle.change_sync(queue="mail", delay=timedelta(5))
     await handle.change(priority=30, at=datetime.now(UTC))
     app.include(mails)
     async with testing.app_in_memory(app):

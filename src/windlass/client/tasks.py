@@ -1,5 +1,6 @@
 """Functions that can be enqueued."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -84,6 +85,15 @@ class Task(Generic[P, R]):
         return self.outlet
 
 
+class ContextTask(Task[P, R]):
+    """A task whose function takes the context first: a worker brings it, or who calls it directly."""
+
+    def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]  # enqueues are the same, calls are not
+        """Simply run the function."""
+        result: R = self.definition.function(ctx, *args, **kwargs)
+        return result
+
+
 class TaskWithOptions(Generic[P, R]):
     """A task with options set for its next calls."""
 
@@ -128,7 +138,7 @@ class TaskDecorator(Protocol):
     """What `@app.task(...)` with options returns."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
@@ -140,7 +150,7 @@ class TaskSet:
         self.tasks: list[Task[..., Any]] = []
 
     @overload
-    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
@@ -150,13 +160,20 @@ class TaskSet:
         """Define a task; used as `@tasks.task` or `@tasks.task(...)`."""
         checked = task_options(options)
         if function is None:
-            return lambda decorated: self._add(Task(define(decorated, checked)))
-        return self._add(Task(define(function, checked)))
+            return lambda decorated: self._add(_made(decorated, checked))
+        return self._add(_made(function, checked))
 
     def _add(self, task: Task[..., Any]) -> Task[..., Any]:
         """Take in a task; an application also registers it."""
         self.tasks.append(task)
         return task
+
+
+def _made(function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
+    definition = define(function, options)
+    first = next(iter(inspect.signature(definition.function).parameters), None)
+    takes_context = first is not None and first == definition.codec.context_name
+    return (ContextTask if takes_context else Task)(definition)
 
 
 def task_options(options: dict[str, Any]) -> TaskOptions:

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from windlass.client.asking import Call, EnqueueOptions, checked_change, checked_reason
@@ -202,11 +202,20 @@ class Client:
         await self._waiter.close()
 
 
+class Changes(TypedDict, total=False):
+    """What `change(...)` takes, for type checkers."""
+
+    priority: int | str | None
+    queue: str | None
+    at: datetime | None
+    delay: float | timedelta | None
+
+
 class Access(Protocol):
     """How a handle reaches a client, whatever event loop it is used from."""
 
-    async def client(self) -> Client:
-        """Return the client of the running event loop."""
+    def using(self) -> AbstractAsyncContextManager[Client]:
+        """Yield the client of the running event loop, which stays open while the block lasts."""
 
     def run_sync(self, name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine for a caller that has no event loop."""
@@ -230,15 +239,18 @@ class Handle:
 
     async def get(self) -> TaskRecord:
         """Return the whole task: status, times, attempts, errors, result."""
-        return await (await self._access.client()).get(self._id)
+        async with self._access.using() as client:
+            return await client.get(self._id)
 
     async def result(self, timeout: float | timedelta | None = None) -> Any:  # noqa: ASYNC109 - public name
         """Wait for the return value; raise `TaskFailed`, `TaskCancelled` or `TimeoutError`."""
-        return await (await self._access.client()).result(self._id, timeout)
+        async with self._access.using() as client:
+            return await client.result(self._id, timeout)
 
     async def cancel(self, reason: str = "cancelled on request") -> bool:
         """Cancel: at once if it waits, else by asking its worker. False if it had ended."""
-        answer = await (await self._access.client()).cancel(self._id, reason)
+        async with self._access.using() as client:
+            answer = await client.cancel(self._id, reason)
         return answer is not CancelAnswer.ENDED
 
     async def change(
@@ -251,11 +263,13 @@ class Handle:
     ) -> None:
         """Change a task that is scheduled, blocked or pending."""
         change = checked_change(priority=priority, queue=queue, at=at, delay=delay)
-        await (await self._access.client()).change(self._id, change)
+        async with self._access.using() as client:
+            await client.change(self._id, change)
 
     async def retry(self) -> None:
         """Reopen it after an unsuccessful end: same id, new generation, fresh attempts."""
-        await (await self._access.client()).retry(self._id)
+        async with self._access.using() as client:
+            await client.retry(self._id)
 
     async def explain(self) -> None:
         """Not built yet."""
@@ -273,7 +287,7 @@ class Handle:
         """`cancel` for synchronous code."""
         return self._access.run_sync("cancel", lambda: self.cancel(reason))
 
-    def change_sync(self, **change: Any) -> None:
+    def change_sync(self, **change: Unpack[Changes]) -> None:
         """`change` for synchronous code."""
         self._access.run_sync("change", lambda: self.change(**change))
 
