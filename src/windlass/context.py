@@ -26,7 +26,7 @@ class Ending(Protocol):
         """Keep the result that is written when the transaction is left."""
 
     def complete(self, value: Any, connection: Any) -> Coroutine[Any, Any, None]:
-        """Complete the task in the transaction of a connection of the handler."""
+        """Complete the task in the transaction of a connection of the handler, once awaited."""
 
     def complete_sync(self, value: Any, connection: Any) -> None:
         """`complete` for a handler that runs in a thread."""
@@ -90,7 +90,10 @@ class Context:
     @overload
     def complete(self, value: Any, *, connection: Any) -> Coroutine[Any, Any, None]: ...
     def complete(self, value: Any, *, connection: Any = None) -> Coroutine[Any, Any, None] | None:
-        """Set the result that `transaction()` writes; or complete in a transaction of your own."""
+        """Set the result that `transaction()` writes; or complete in a transaction of your own.
+
+        The latter is to be awaited. `TypeError` at once if the connection is synchronous.
+        """
         if connection is None:
             self._ending().set_result(value)
             return None

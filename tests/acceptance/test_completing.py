@@ -10,10 +10,11 @@ from uuid import UUID
 import asyncpg
 import psycopg
 import pytest
+from django.db import transaction as django_transaction
 
-from acceptance.guests import CALLERS
+from acceptance.guests import ALONE, CALLERS, use_django
 from acceptance.quick import QUICK
-from windlass import App, Context, Handle, LeaseLost, Retry, TaskState
+from windlass import App, ConfigurationError, Context, Handle, LeaseLost, Retry, TaskState
 from windlass.model.task import (
     Answer,
     ClaimRequest,
@@ -209,6 +210,28 @@ async def test_a_block_that_idles_for_longer_than_the_lease_says_so(
     assert "idled for longer than the lease (2 s), or somebody closed it" in str(task.last_error)
 
 
+async def test_the_server_ends_a_block_that_idles_for_longer_than_the_lease(
+    database_url: str, sql_url: str
+) -> None:
+    look = await asyncpg.connect(sql_url)
+    await look.execute("CREATE TABLE effects (n integer)")
+    async with App(database_url, **QUICK) as app:
+
+        @app.task(retry=1)
+        async def work(ctx: Context) -> None:
+            ended = asyncio.Event()
+            async with ctx.transaction() as connection:
+                connection.add_termination_listener(lambda _: ended.set())
+                await connection.execute("INSERT INTO effects VALUES (1)")
+                await asyncio.wait_for(ended.wait(), 20)
+
+        task = await done(app, await work.enqueue())
+
+    assert "idled for longer than the lease (2 s), or somebody closed it" in str(task.last_error)
+    assert await effects(look) == 0
+    await look.close()
+
+
 async def test_the_last_attempt_that_completes_on_its_own_connection_is_not_told_to_be_dead(
     app: App, look: asyncpg.Connection, sql_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,6 +337,65 @@ async def test_a_lease_that_is_gone_takes_everything_back(
     assert await effects(look) == 0
     assert task.status == "completed"
     await check_nothing_left(look)
+
+
+async def test_a_lease_that_the_worker_no_longer_trusts_takes_everything_back(
+    app: App, look: asyncpg.Connection
+) -> None:
+    """Although the database would still let it commit, and although it does not give way."""
+    told: list[BaseException] = []
+    over = asyncio.Event()
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        try:
+            async with ctx.transaction() as connection:
+                await connection.execute("INSERT INTO effects VALUES (1)")
+                worker._slots.claims_lost(list(worker._slots._outstanding))
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+        except BaseException as error:
+            told.append(error)
+            raise
+        finally:
+            over.set()
+
+    async with app.worker() as worker:
+        handle = await work.enqueue()
+        await asyncio.wait_for(over.wait(), 20)
+        status = (await handle.get()).status
+
+    assert [type(error) for error in told] == [LeaseLost]
+    assert await effects(look) == 0
+    assert status in (TaskState.CLAIMED, TaskState.RUNNING)
+
+
+async def test_a_rescue_leaves_nothing_of_what_was_completed(
+    app: App, look: asyncpg.Connection, sql_url: str
+) -> None:
+    """Its worker was lost before it could say so."""
+    store = await app.store()
+    await store.register(
+        WorkerInfo(WORKER, "host", 1, "0.1", 10, ("a",), None), lease=timedelta(seconds=30)
+    )
+    handles = [await app.enqueue("a"), await app.enqueue("a")]
+    request = ClaimRequest(WORKER, ("a",), 10, timedelta(seconds=30), timedelta(seconds=6))
+    claim = (await store.claim(request)).claim
+    assert claim is not None
+    fence = Fence(claim.token, claim.tasks[0].id, claim.tasks[0].generation)
+    await store.check_completion(fence)
+    own = await asyncpg.connect(sql_url)
+    async with own.transaction():
+        guest = store.guest(own, is_async=True)
+        await store.complete_within(guest, Completion(fence=fence, started_after=None))
+    await own.close()
+
+    await look.execute("UPDATE windlass.claim SET expires_at = clock_timestamp()")
+    await store.rescue(10)
+
+    assert [(await handle.get()).status for handle in handles] == ["completed", "pending"]
+    for table in ("claim", "claim_task", "completed_within"):
+        assert await look.fetch(f"SELECT FROM windlass.{table}") == [], table
 
 
 async def test_a_task_that_came_back_within_its_claim_is_not_completed_by_the_old_attempt(
@@ -436,6 +518,128 @@ async def test_a_transaction_of_the_handlers_own_completes_its_task(
     await check_nothing_left(look)
 
 
+@pytest.mark.parametrize("kind", CALLERS)
+async def test_it_may_be_the_first_statement_of_that_transaction(
+    app: App, look: asyncpg.Connection, database_url: str, kind: str
+) -> None:
+    opened = CALLERS[kind]
+
+    @app.task(retry=1)
+    async def work(ctx: Context) -> None:
+        async with opened(database_url) as caller:
+            if caller.is_async:
+                await ctx.complete("kept", connection=caller.connection)
+            else:
+                complete = ctx.complete_sync
+                await asyncio.to_thread(complete, "kept", connection=caller.connection)
+            await caller.execute("INSERT INTO effects VALUES (1)")
+            await caller.commit()
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.result, await effects(look)) == ("completed", "kept", 1)
+    await check_nothing_left(look)
+
+
+@pytest.mark.parametrize("runs_in", ["thread", "loop"])
+async def test_a_synchronous_connection_is_refused_at_once_and_not_when_it_is_awaited(
+    app: App, look: asyncpg.Connection, database_url: str, runs_in: Any
+) -> None:
+    def forget_sync(ctx: Context) -> str:
+        with psycopg.connect(database_url) as own:
+            own.execute("INSERT INTO effects VALUES (1)")
+            ctx.complete(1, connection=own)  # type: ignore[unused-coroutine]  # on purpose
+        return "returned"
+
+    async def forget_sync_too(ctx: Context) -> str:
+        return forget_sync(ctx)
+
+    handler = forget_sync if runs_in == "thread" else forget_sync_too
+    task = await done(app, await app.task(retry=1)(handler).enqueue())
+
+    assert (task.status, await effects(look)) == ("dead", 0)
+    assert "use its twin with _sync (enqueue_sync, ctx.complete_sync)" in task.last_error
+
+
+async def test_a_thread_that_completes_on_an_asynchronous_connection_is_told_so(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    own = await asyncpg.connect(database_url)
+
+    @app.task(retry=1)
+    def work(ctx: Context) -> str:
+        ctx.complete(1, connection=own)  # type: ignore[unused-coroutine]  # on purpose
+        return "returned"
+
+    @app.task(retry=1)
+    def with_a_loop_of_its_own(ctx: Context) -> None:
+        async def complete() -> None:
+            await ctx.complete(1, connection=own)
+
+        asyncio.run(complete())
+
+    for handler in (work, with_a_loop_of_its_own):
+        task = await done(app, await handler.enqueue())
+        assert task.status == "dead"
+        assert "use ctx.complete_sync() and a synchronous connection" in task.last_error
+    await own.close()
+
+
+async def test_a_completion_that_is_not_awaited_fails_the_task_for_good(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    """Its effects are committed without it: another attempt would have them twice."""
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        own = await asyncpg.connect(database_url)
+        async with own.transaction():
+            await own.execute("INSERT INTO effects VALUES (1)")
+            ctx.complete(1, connection=own)  # type: ignore[unused-coroutine]  # on purpose
+        await own.close()
+        return "returned"
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.attempts, await effects(look)) == ("failed", 1, 1)
+    assert "called without `await`" in task.last_error
+    await check_nothing_left(look)
+
+
+async def test_an_error_after_a_completion_that_is_not_awaited_is_the_handlers_own(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    @app.task(retry=1)
+    async def work(ctx: Context) -> None:
+        own = await asyncpg.connect(database_url)
+        try:
+            async with own.transaction():
+                ctx.complete(1, connection=own)  # type: ignore[unused-coroutine]  # on purpose
+                raise ValueError("taken back")
+        finally:
+            await own.close()
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.last_error) == ("dead", "taken back")
+
+
+async def test_a_completion_that_is_awaited_after_one_that_is_not_counts(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    @app.task(retry=1)
+    async def work(ctx: Context) -> None:
+        own = await asyncpg.connect(database_url)
+        async with own.transaction():
+            ctx.complete(1, connection=own)  # type: ignore[unused-coroutine]  # on purpose
+            await ctx.complete(2, connection=own)
+        await own.close()
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.result) == ("completed", 2)
+
+
 async def test_a_coroutine_is_told_to_await_the_twin_of_complete_sync(
     app: App, look: asyncpg.Connection, sql_url: str
 ) -> None:
@@ -514,18 +718,97 @@ async def test_heartbeats_do_not_disturb_a_strict_transaction(
     await check_nothing_left(look)
 
 
+NO_TRANSACTION = "needs a transaction, and on this connection none is open"
+
+
+@pytest.mark.parametrize("kind", ALONE)
 async def test_a_connection_on_which_each_statement_commits_is_refused(
-    app: App, look: asyncpg.Connection, database_url: str
+    app: App, look: asyncpg.Connection, database_url: str, kind: str
 ) -> None:
+    opened = ALONE[kind]
+    refused: list[str] = []
+
     @app.task(retry=1)
-    def work(ctx: Context) -> None:
-        with psycopg.connect(database_url, autocommit=True) as connection:
-            ctx.complete_sync(5, connection=connection)
+    async def work(ctx: Context) -> None:
+        async with opened(database_url) as caller:
+            try:
+                if caller.is_async:
+                    await ctx.complete(5, connection=caller.connection)
+                else:
+                    await asyncio.to_thread(ctx.complete_sync, 5, connection=caller.connection)
+            except ConfigurationError as error:
+                refused.append(str(error))
 
     task = await done(app, await work.enqueue())
 
-    assert task.status == "dead"
-    assert "needs a transaction, and on this connection none is open" in task.last_error
+    assert [NO_TRANSACTION in said for said in refused] == [True]
+    assert (task.status, task.result) == ("completed", None)  # by what it returned
+
+
+async def test_a_refused_connection_may_be_given_again_with_a_transaction(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    @app.task(retry=1)
+    async def work(ctx: Context) -> None:
+        own = await asyncpg.connect(database_url)
+        with suppress(ConfigurationError):
+            await ctx.complete(1, connection=own)
+        async with own.transaction():
+            await ctx.complete(2, connection=own)
+        await own.close()
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.result) == ("completed", 2)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_block_on_a_connection_that_else_commits_each_statement_completes_its_task(
+    app: App, look: asyncpg.Connection, database_url: str, is_async: bool
+) -> None:
+    @app.task(name="work", retry=1)
+    def work(ctx: Context) -> None:
+        with psycopg.connect(database_url, autocommit=True) as own, own.transaction():
+            own.execute("INSERT INTO effects VALUES (1)")
+            ctx.complete_sync("kept", connection=own)
+
+    @app.task(name="work_async", retry=1)
+    async def work_async(ctx: Context) -> None:
+        connecting = psycopg.AsyncConnection.connect(database_url, autocommit=True)
+        async with await connecting as own, own.transaction():
+            await own.execute("INSERT INTO effects VALUES (1)")
+            await ctx.complete("kept", connection=own)
+
+    task = await done(app, await (work_async if is_async else work).enqueue())
+
+    assert (task.status, task.result, await effects(look)) == ("completed", "kept", 1)
+    await check_nothing_left(look)
+
+
+async def test_django_completes_in_its_atomic_block_and_not_outside_of_it(
+    app: App, look: asyncpg.Connection, database_url: str
+) -> None:
+    connections = use_django(database_url)
+    refused: list[str] = []
+
+    @app.task(retry=1)
+    def work(ctx: Context) -> None:
+        connection = connections["default"]
+        try:
+            try:
+                ctx.complete_sync(1, connection=connection)
+            except ConfigurationError as error:
+                refused.append(str(error))
+            with django_transaction.atomic():
+                connection.cursor().execute("INSERT INTO effects VALUES (1)")
+                ctx.complete_sync(2, connection=connection)
+        finally:
+            connections.close_all()
+
+    task = await done(app, await work.enqueue())
+
+    assert (task.status, task.result, await effects(look)) == ("completed", 2, 1)
+    assert [NO_TRANSACTION in said for said in refused] == [True]
 
 
 async def test_beside_others_of_its_claim(app: App, look: asyncpg.Connection) -> None:

@@ -2,25 +2,27 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import asyncpg
-import django
-import django.conf
+import msgspec
 import psycopg
 import pytest
 import sqlalchemy
 import sqlalchemy.exc
 from django.db import transaction as django_transaction
-from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from acceptance.guests import sqlalchemy_url
+from acceptance.guests import ALONE, CALLERS, Caller, sqlalchemy_url, use_django
 from acceptance.quick import QUICK
-from windlass import App, ConfigurationError, IdempotencyConflict, Task
+from windlass import App, ConfigurationError, Handle, IdempotencyConflict, Task
+from windlass.client.asking import Call
+from windlass.model.task import NewTask
 from windlass.store.postgres import enqueueing
 
 
@@ -102,39 +104,110 @@ async def test_where_each_statement_commits_an_enqueue_does_too(
     assert await left(app) == 1
 
 
-@pytest.mark.parametrize("kind", ["psycopg", "asyncpg", "sqlalchemy"])
+async def enqueue_all(app: App, caller: Caller, calls: Sequence[Call]) -> list[Handle]:
+    if caller.is_async:
+        return await app.enqueue_many(calls, connection=caller.connection)
+    enqueue = app.enqueue_many_sync
+    return await asyncio.to_thread(enqueue, calls, connection=caller.connection)
+
+
+@pytest.mark.parametrize("kind", ALONE)
 async def test_a_call_of_several_statements_is_all_or_nothing_there_too(
     app: App, work: Task[[int], Any], database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(enqueueing, "GUEST_CHUNK", 3)  # bytes of payload: two tasks each
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK_TASKS", 2)
     await work.options(idempotency_key="k").enqueue(0)
     good = [work.call(n) for n in range(5)]
     bad = [*good, work.options(idempotency_key="k").call(9)]
 
-    async def enqueue(calls: Any) -> None:
-        if kind == "asyncpg":
-            connection = await asyncpg.connect(database_url)
-            try:
-                await app.enqueue_many(calls, connection=connection)
-            finally:
-                await connection.close()
-        elif kind == "psycopg":
-            with psycopg.connect(database_url, autocommit=True) as c:
-                await asyncio.to_thread(app.enqueue_many_sync, calls, connection=c)
-        else:
-            url = sqlalchemy_url(database_url, "psycopg")
-            engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
-            try:
-                with engine.connect() as c:
-                    await asyncio.to_thread(app.enqueue_many_sync, calls, connection=c)
-            finally:
-                engine.dispose()
+    async with ALONE[kind](database_url) as caller:
+        with pytest.raises(IdempotencyConflict, match="item 5: "):
+            await enqueue_all(app, caller, bad)
+        assert await left(app) == 1
+        await enqueue_all(app, caller, [work.call(6)])  # on which no transaction was left open
+        assert await left(app) == 2
+        await enqueue_all(app, caller, good)
+        assert await left(app) == 7
 
-    with pytest.raises(IdempotencyConflict, match="item 5: "):
-        await enqueue(bad)
-    assert await left(app) == 1
-    await enqueue(good)
-    assert await left(app) == 6
+
+@pytest.mark.parametrize("kind", CALLERS)
+async def test_a_call_of_several_statements_may_be_the_first_of_a_transaction(
+    app: App, work: Task[[int], Any], database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK_TASKS", 2)
+    async with CALLERS[kind](database_url) as caller:
+        for end, kept in ((caller.rollback, 0), (caller.commit, 5)):
+            handles = await enqueue_all(app, caller, [work.call(n) for n in range(5)])
+            assert [handle.created for handle in handles] == [True] * 5
+            assert await left(app) == 0
+            await end()
+            assert await left(app) == kept
+            if kind.startswith("asyncpg"):
+                break  # whose transactions are begun by hand
+
+
+async def test_a_connection_that_is_not_started_is_refused_by_its_library(
+    app: App, work: Task[[int], Any], database_url: str
+) -> None:
+    engine = create_async_engine(sqlalchemy_url(database_url, "asyncpg"))
+    with pytest.raises(sqlalchemy.exc.InvalidRequestError, match="has not been started"):
+        await work.options(connection=engine.connect()).enqueue(1)
+    await engine.dispose()
+
+
+class SizedGuest:
+    """A connection that notes how much it is asked to carry at once."""
+
+    is_async = True
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[int, int]] = []  # tasks, bytes
+
+    async def commits_by_itself(self) -> bool:
+        return False
+
+    async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
+        assert texts[0] is not None
+        ids = [(item["id"],) for item in msgspec.json.decode(texts[0])]
+        self.sizes.append((len(ids), len(texts[0].encode())))
+        return ids
+
+
+@pytest.mark.parametrize(
+    ("number", "task"),
+    [
+        (25_000, NewTask(UUID(int=0), "work", "{}")),
+        (700, NewTask(UUID(int=0), "work", f'{{"s":"{"€" * 100_000}"}}')),
+        (
+            9_000,
+            NewTask(
+                UUID(int=0),
+                "t" * 200,
+                "{}",
+                "q" * 200,
+                10,
+                4,
+                0.5,
+                None,
+                "k" * 200,
+                ("g" * 200,) * 50,
+            ),
+        ),
+    ],
+    ids=["many", "large", "named"],
+)
+async def test_no_statement_of_a_large_call_is_larger_than_one_value_can_be(
+    app: App, number: int, task: NewTask
+) -> None:
+    """Among jsonb's limits is one of 256 MB, and what is JSON may be six times as large there."""
+    store = await app.store()
+    guest = SizedGuest()
+    await store.enqueue_within(guest, [replace(task, id=UUID(int=n)) for n in range(number)])
+
+    assert sum(tasks for tasks, _ in guest.sizes) == number
+    assert max(tasks for tasks, _ in guest.sizes) <= 10_000
+    assert max(size for _, size in guest.sizes) <= 32 << 20
+    assert len(guest.sizes) < 10
 
 
 async def test_the_cursors_of_the_caller_may_be_any(
@@ -199,22 +272,8 @@ async def test_nested_blocks_are_taken_back_by_themselves(
 async def test_django_enqueues_in_its_atomic_block(
     app: App, work: Task[[int], Any], database_url: str
 ) -> None:
-    if not django.conf.settings.configured:
-        django.conf.settings.configure()
-        django.setup()
-    from django.db import DEFAULT_DB_ALIAS, connection, connections
-
-    given = conninfo_to_dict(database_url)
-    options = {"HOST": given["host"], "PORT": given.get("port", ""), "USER": given["user"]}
-    connections.settings = connections.configure_settings(
-        {
-            DEFAULT_DB_ALIAS: {
-                "ENGINE": "django.db.backends.postgresql",
-                "NAME": given["dbname"],
-                **options,
-            }
-        }
-    )
+    connections = use_django(database_url)
+    from django.db import DEFAULT_DB_ALIAS, connection
 
     def enqueue() -> None:
         within = work.options(connection=connection)

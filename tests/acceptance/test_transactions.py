@@ -10,6 +10,7 @@ import pytest
 from acceptance.guests import CALLERS, Caller
 from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Handle, IdempotencyConflict, PayloadError
+from windlass.runtime import fetcher
 
 
 @pytest.fixture
@@ -152,19 +153,28 @@ async def test_a_connection_of_the_other_colour_is_a_type_error(
     assert await counted(look) == (0, 0)
 
 
+@pytest.mark.parametrize("first", ["worker", "enqueue"])
 async def test_an_idle_worker_is_woken_by_the_commit(
-    database_url: str, caller: Caller, look: asyncpg.Connection
+    database_url: str,
+    caller: Caller,
+    look: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
 ) -> None:
-    app = App(database_url, **QUICK, poll=60)
+    """Also one that went idle after the enqueue, and before the commit."""
+    monkeypatch.setattr(fetcher, "SHORTEST_POLL", 600)  # so that it does not look by itself
+    app = App(database_url, **QUICK, poll=600)
 
     @app.task
     async def work(n: int) -> int:
         return n
 
-    async with app.worker():
-        while not await look.fetchval("SELECT bool_or(idle) FROM windlass.worker_pulse"):
-            await asyncio.sleep(0.01)
+    if first == "enqueue":
         handle = await enqueue(app, caller, 1)
+    async with app.worker() as worker:
+        await asyncio.wait_for(worker._idle_seen.wait(), 20)
+        if first == "worker":
+            handle = await enqueue(app, caller, 1)
         await caller.commit()
         assert await handle.result(timeout=20) == 1
     await asyncio.to_thread(app.close_sync)

@@ -1,7 +1,8 @@
 """A handler that ends its own task: what it writes and its success are one commit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import inspect
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -16,6 +17,10 @@ from windlass.store.port import CompleteStore, Guest
 from windlass.telemetry import emit
 
 _UNKNOWN = "the transaction that was given to ctx.complete() had not been committed in the end"
+_NOT_AWAITED = (
+    "ctx.complete(connection=) was called without `await`, so the task was not completed in that "
+    "transaction, which may be committed; write: await ctx.complete(..., connection=...)"
+)
 
 
 class Completing:
@@ -39,6 +44,7 @@ class Completing:
         self.refused: PayloadError | None = None
         self._loop = asyncio.get_running_loop()
         self._completion: Completion | None = None
+        self._called: list[Coroutine[Any, Any, None]] = []  # to be awaited by the handler
         self._is_open = False
         self._is_committed = False
 
@@ -69,20 +75,42 @@ class Completing:
             )
         self._completion.result = self._encode(value)
 
-    async def complete(self, value: Any, connection: Any) -> None:
-        """Complete the task in the transaction of a connection of the handler."""
+    def complete(self, value: Any, connection: Any) -> Coroutine[Any, Any, None]:
+        """Complete the task in the transaction of a connection of the handler, once awaited."""
+        # At once: of a call that is not awaited nobody would hear.
         guest = self._store.guest(connection, is_async=True)
-        result = self._encode(value)
+        self._check_in_event_loop()
+        self._check_first()
+        call = self._complete_awaited(guest, self._encode(value))
+        self._called.append(call)
+        return call
+
+    def _check_in_event_loop(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            raise TypeError(
+                "ctx.complete(connection=) was called outside of the worker's event loop, where "
+                "nothing awaits it; use ctx.complete_sync() and a synchronous connection"
+            )
+
+    async def _complete_awaited(self, guest: Guest, result: str | None) -> None:
+        await self._check_in_transaction(guest)
         completion = await self._begun()
-        await self._complete(guest, completion, result)
+        completion.result = result
+        await self._store.complete_within(guest, completion)
 
     def complete_sync(self, value: Any, connection: Any) -> None:
         """`complete` for a handler that runs in a thread."""
         check_no_event_loop("ctx.complete_sync()", instead="await ctx.complete()")
         guest = self._store.guest(connection, is_async=False)
         result = self._encode(value)
+        run_now(self._check_in_transaction(guest))
         completion = asyncio.run_coroutine_threadsafe(self._begun(), self._loop).result()
-        run_now(self._complete(guest, completion, result))
+        completion.result = result
+        run_now(self._store.complete_within(guest, completion))
 
     def _encode(self, value: Any) -> str | None:
         try:
@@ -91,21 +119,15 @@ class Completing:
             self.refused = error
             raise
 
-    async def _complete(self, guest: Guest, completion: Completion, result: str | None) -> None:
-        if guest.commits_by_itself:
-            self._completion = None
+    async def _check_in_transaction(self, guest: Guest) -> None:
+        if await guest.commits_by_itself():
             raise ConfigurationError(
                 "ctx.complete(connection=) needs a transaction, and on this connection none is "
                 "open; begin one, so that what you write there is committed with the task"
             )
-        completion.result = result
-        await self._store.complete_within(guest, completion)
 
     async def _begun(self) -> Completion:
-        if self._completion is not None:
-            raise WindlassError(
-                f"task {self._job.task.id} is completed once in an attempt, and was before"
-            )
+        self._check_first()
         self._check_held()
         self._completion = Completion(fence=self._job.fence, started_after=self._job.started_after)
         try:
@@ -114,6 +136,12 @@ class Completing:
             self._completion = None
             raise
         return self._completion
+
+    def _check_first(self) -> None:
+        if self._completion is not None:
+            raise WindlassError(
+                f"task {self._job.task.id} is completed once in an attempt, and was before"
+            )
 
     def _check_held(self) -> None:
         if self._job.is_lost():
@@ -125,7 +153,13 @@ class Completing:
         Where it is not known whether the task was completed the settlement finds out: it is
         answered "already" if so, and else it fails the attempt.
         """
-        if self._completion is None or outcome is None:
+        is_forgotten = self._drop_unawaited()
+        if outcome is None:
+            return None
+        if self._completion is None:
+            if is_forgotten and isinstance(outcome, Succeeded):
+                # What it wrote may be committed: to repeat that is for a person to decide.
+                return Failed(describe("NotAwaited", _NOT_AWAITED), permanent=True)
             return outcome
         if self._is_committed:
             if isinstance(outcome, Failed):
@@ -135,3 +169,12 @@ class Completing:
         if isinstance(outcome, Succeeded):
             return Failed(describe("NotCommitted", _UNKNOWN))
         return outcome
+
+    def _drop_unawaited(self) -> bool:
+        """Close the calls that nobody awaited, of which Python would warn; say if there are any."""
+        unawaited = [
+            call for call in self._called if inspect.getcoroutinestate(call) == inspect.CORO_CREATED
+        ]
+        for call in unawaited:
+            call.close()
+        return bool(unawaited)

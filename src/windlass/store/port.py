@@ -36,19 +36,18 @@ from windlass.model.task import (
 
 
 class Guest(Protocol):
-    """A connection that a caller brings, to write in its own transaction."""
+    """A connection that a caller brings, to write in its own transaction.
+
+    A synchronous one never suspends, so that `run_now` can run what is asked of it.
+    """
 
     is_async: bool
 
-    @property
-    def commits_by_itself(self) -> bool:
-        """Whether each statement is a transaction of its own, for none is open."""
+    async def commits_by_itself(self) -> bool:
+        """Say whether each statement is a transaction of its own, for none is open."""
 
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
-        """Run a statement with texts for its parameters and return its rows.
-
-        On a synchronous connection it never suspends, so that `run_now` can run it.
-        """
+        """Run a statement with texts for its parameters and return its rows."""
 
 
 class GuestStore(Protocol):

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +17,10 @@ from windlass.store.postgres.guests import guest_of
 from windlass.store.postgres.parts import PostgresParts, used
 
 ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
-GUEST_CHUNK = 32 << 20  # bytes of payload per statement on a connection of the caller
+# Per statement on a connection of the caller: as jsonb, of 256 MB at most, it may be six times as large.
+GUEST_CHUNK_BYTES = 32 << 20
+GUEST_CHUNK_TASKS = 10_000
+TASK_BYTES = 200  # of a task as JSON, besides its payload, its names and its tags
 LOOK_AGAIN_AT_MOST = 5  # times, at what a call did that is being repeated
 
 
@@ -79,7 +82,7 @@ class EnqueueVerbs(PostgresParts):
         statement = self._sql.statement("enqueue_within")
         shown = None if fence is None else msgspec.json.encode(fence._asdict()).decode()
         chunks = list(_chunks(tasks))
-        by_itself = len(chunks) > 1 and guest.commits_by_itself
+        by_itself = len(chunks) > 1 and await guest.commits_by_itself()
         answers: list[Enqueued] = []
         async with _in_one_transaction(guest) if by_itself else nullcontext():
             for chunk in chunks:
@@ -175,11 +178,20 @@ def _chunks(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
     """Parts of a call that are small enough for one value of jsonb."""
     start, size = 0, 0
     for place, task in enumerate(tasks):
-        if size > GUEST_CHUNK:
+        added = _json_bytes(task)
+        is_full = size + added > GUEST_CHUNK_BYTES or place - start == GUEST_CHUNK_TASKS
+        if is_full and place > start:
             yield tasks[start:place]
             start, size = place, 0
-        size += len(task.payload)
+        size += added
     yield tasks[start:]
+
+
+def _json_bytes(task: NewTask) -> int:
+    texts = (task.payload, task.type, task.queue, task.idempotency_key or "", *task.tags)
+    # With two quotes and a comma each.
+    sizes = [3 + (len(text) if text.isascii() else len(text.encode())) for text in texts]
+    return TASK_BYTES + sum(sizes)
 
 
 @asynccontextmanager
@@ -194,21 +206,37 @@ async def _in_one_transaction(guest: Guest) -> AsyncIterator[None]:
     await guest.fetch("COMMIT")
 
 
+class _Item(msgspec.Struct, omit_defaults=True):
+    """A task as `windlass.enqueue_many` reads it; what is null is left out."""
+
+    id: UUID
+    type: str
+    payload: msgspec.Raw
+    queue: str
+    priority: int
+    max_attempts: int
+    delay: float | None = None
+    at: datetime | None = None
+    idempotency_key: str | None = None
+    tags: Sequence[str] | None = None
+    retention: int | None = None
+
+
 def _as_json(tasks: Sequence[NewTask]) -> str:
     items = [
-        {
-            "id": task.id,
-            "type": task.type,
-            "payload": msgspec.Raw(task.payload.encode()),
-            "queue": task.queue,
-            "priority": task.priority,
-            "delay": task.delay or None,
-            "at": task.at,
-            "idempotency_key": task.idempotency_key,
-            "max_attempts": task.max_attempts,
-            "tags": task.tags or None,
-            "retention": _seconds(task.retention),
-        }
+        _Item(
+            id=task.id,
+            type=task.type,
+            payload=msgspec.Raw(task.payload.encode()),
+            queue=task.queue,
+            priority=task.priority,
+            max_attempts=task.max_attempts,
+            delay=task.delay or None,
+            at=task.at,
+            idempotency_key=task.idempotency_key,
+            tags=task.tags or None,
+            retention=_seconds(task.retention),
+        )
         for task in tasks
     ]
     return msgspec.json.encode(items).decode()

@@ -30,8 +30,8 @@ def guest_of(connection: Any, *, is_async: bool) -> Guest:
         )
     if is_async and not guest.is_async:
         raise TypeError(
-            "connection is synchronous, and this call is not: use its twin with _sync, from a "
-            "thread, or give an asynchronous one"
+            "connection is synchronous, and this call is not: use its twin with _sync "
+            "(enqueue_sync, ctx.complete_sync), from a thread, or give an asynchronous one"
         )
     return guest
 
@@ -72,8 +72,7 @@ class _Psycopg:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    @property
-    def commits_by_itself(self) -> bool:
+    async def commits_by_itself(self) -> bool:
         is_idle = self._connection.info.transaction_status == 0
         return bool(self._connection.autocommit and is_idle)
 
@@ -104,8 +103,7 @@ class _Asyncpg:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    @property
-    def commits_by_itself(self) -> bool:
+    async def commits_by_itself(self) -> bool:
         return not self._connection.is_in_transaction()
 
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
@@ -124,15 +122,10 @@ class _Sqlalchemy:
         if dialect != "postgresql":
             raise TypeError(f"connection is to a database of {dialect}; give one to PostgreSQL")
 
-    @property
-    def commits_by_itself(self) -> bool:
-        raw = self._raw().connection.dbapi_connection
-        return bool(getattr(raw, "autocommit", False))
-
-    def _raw(self) -> Any:
-        """The connection of a session, or what was given."""
-        get = getattr(self._connection, "connection", None)
-        return get() if callable(get) else self._connection
+    async def commits_by_itself(self) -> bool:
+        own = self._connection.connection  # of a session, it is a call
+        pooled = own().connection if callable(own) else own
+        return _is_autocommit(pooled)
 
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
         with told():
@@ -142,15 +135,19 @@ class _Sqlalchemy:
 class _AsyncSqlalchemy(_Sqlalchemy):
     is_async = True
 
-    @property
-    def commits_by_itself(self) -> bool:
-        raw = self._connection
-        raw = getattr(raw, "sync_session", None) or raw.sync_connection
-        return _Sqlalchemy(raw).commits_by_itself
+    async def commits_by_itself(self) -> bool:
+        own = self._connection
+        if not hasattr(own, "get_raw_connection"):  # a session, which may have to dial
+            own = await own.connection()
+        return _is_autocommit(await own.get_raw_connection())
 
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
         with told():
             return _rows(await self._connection.execute(*_named(statement, texts)))
+
+
+def _is_autocommit(pooled: Any) -> bool:
+    return bool(getattr(pooled.dbapi_connection, "autocommit", False))
 
 
 def _dialect(connection: Any) -> str:
@@ -182,8 +179,7 @@ class _Django:
                 f"connection is to a database of {connection.vendor}; give one to PostgreSQL"
             )
 
-    @property
-    def commits_by_itself(self) -> bool:
+    async def commits_by_itself(self) -> bool:
         return bool(self._connection.get_autocommit())
 
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
