@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
+
+from windlass.testing.databases import on_database
 
 SUITE = {
     "pytest.ini": """
@@ -24,6 +27,9 @@ async def greet(name: str) -> str:
     return f"hello {name}"
 """,
     "conftest.py": """
+from pathlib import Path
+from urllib.parse import urlsplit
+
 import pytest
 import shop
 
@@ -32,6 +38,16 @@ pytest_plugins = ["windlass.testing.plugin"]
 @pytest.fixture
 def windlass_app():
     return shop.app
+
+@pytest.fixture
+def windlass_database_url(windlass_database_url):
+    with Path("databases").open("a") as file:
+        print(urlsplit(windlass_database_url).path.removeprefix("/"), file=file)
+    return windlass_database_url
+
+def pytest_sessionfinish():
+    runs = Path("base/windlass/data/postmaster.pid").exists()
+    Path("at_the_end").write_text("a server runs" if runs else "no server runs")
 """,
     "test_shop.py": """
 import gc
@@ -69,20 +85,55 @@ def test_everything_is_as_before():
     gc.collect()  # whatever was left open is told of now
     assert shop.app.url.endswith("/nothing")
 """,
+    "test_schema.py": """
+import pytest
+from windlass import App
+
+@pytest.fixture
+def windlass_app():
+    return App("postgresql://nobody@127.0.0.1:1/nothing", schema="shop_tasks", auto_migrate=False)
+
+async def test_on_postgres_in_another_schema(windlass_on_postgres):
+    async with windlass_on_postgres as app:
+        assert (await (await app.enqueue("greet")).get()).status == "pending"
+""",
 }
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_suite_of_a_user_passes(tmp_path: Path, server_url: str, processes: int) -> None:
+async def test_a_suite_of_a_user_passes_and_leaves_no_database(
+    tmp_path: Path, server_url: str, processes: int
+) -> None:
+    run_suite(tmp_path, "-n", str(processes), "-o", f"windlass_server_url={server_url}")
+
+    made = (tmp_path / "databases").read_text().split()
+    assert len(made) == 4
+    admin = await asyncpg.connect(on_database(server_url, "postgres"))
+    try:
+        there = [row["datname"] for row in await admin.fetch("SELECT datname FROM pg_database")]
+    finally:
+        await admin.close()
+    assert not set(made) & set(there)
+
+
+def test_a_suite_that_names_no_server_has_one_until_its_end(tmp_path: Path) -> None:
+    run_suite(tmp_path, "-n", "0", "--basetemp=base")
+
+    assert (tmp_path / "base/windlass/data/PG_VERSION").exists()
+    assert (tmp_path / "at_the_end").read_text() == "no server runs"
+
+
+def run_suite(folder: Path, *options: str) -> None:
     for name, text in SUITE.items():
-        (tmp_path / name).write_text(text)
+        (folder / name).write_text(text)
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-n", str(processes), "-p", "no:randomly"),
-            *("-p", "no:cacheprovider", "-o", f"windlass_server_url={server_url}"),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "no:randomly"),
+            *("-p", "no:cacheprovider", *options),
         ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        cwd=folder,
+        # It is no process of ours, whose directory it would share.
+        env={name: value for name, value in os.environ.items() if "XDIST" not in name},
         capture_output=True,
         text=True,
         timeout=120,
@@ -90,7 +141,7 @@ def test_a_suite_of_a_user_passes(tmp_path: Path, server_url: str, processes: in
     )
 
     assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    assert "7 passed" in done.stdout
 
 
 def test_a_suite_without_an_app_is_told_how(tmp_path: Path) -> None:

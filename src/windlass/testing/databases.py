@@ -43,10 +43,14 @@ async def make_template(server_url: str, *, schema: str = "windlass") -> str:
         if not await admin.fetchval(sql.statement("is_template"), name):
             await admin.execute(f"DROP DATABASE IF EXISTS {name}")
             await admin.execute(f"CREATE DATABASE {name}")
-            url = on_database(server_url, name)
-            await PostgresStore(PostgresOptions(url=url, schema=schema)).schema.migrate()
+            await migrate(on_database(server_url, name), schema)
             await admin.execute(f"ALTER DATABASE {name} IS_TEMPLATE true")
     return name
+
+
+async def migrate(url: str, schema: str) -> None:
+    """Bring a schema of a database up to date, whatever the settings of an app."""
+    await PostgresStore(PostgresOptions(url=url, schema=schema)).schema.migrate()
 
 
 async def make_database(server_url: str, template: str) -> str:

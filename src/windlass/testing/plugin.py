@@ -12,7 +12,7 @@ import pytest
 
 from windlass.app import App
 from windlass.store.postgres.embedded import EmbeddedServer
-from windlass.testing.databases import drop_database, make_database, make_template
+from windlass.testing.databases import drop_database, make_database, make_template, migrate
 from windlass.testing.kit import Clock, app_in_memory
 
 
@@ -82,5 +82,8 @@ def windlass_database_url(windlass_server_url: str, windlass_template: str) -> I
 @pytest.fixture
 def windlass_on_postgres(windlass_app: App, windlass_database_url: str) -> Iterator[App]:
     """Your application on a PostgreSQL database of the test's own."""
+    schema = windlass_app.settings.schema
+    if schema != "windlass":  # which is all that the template need have
+        asyncio.run(migrate(windlass_database_url, schema))
     with windlass_app.kept_at(windlass_database_url):
         yield windlass_app
