@@ -1,18 +1,27 @@
 """Arguments to JSON and back, checked on both ways."""
 
 import inspect
+import re
+import types
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
 
 from windlass.context import Context
-from windlass.encoding import decode_json, decode_other, encode_arguments
+from windlass.encoding import decode_json, decode_other, encode_arguments, no_number
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
+
+# What msgspec says of a choice repeats the value; where it was comes last.
+_CHOICE = re.compile(
+    r"Invalid (?:enum )?value .*?(?P<place> - at `[^`]*`(?: in `[^`]*`)?)?", re.DOTALL
+)
 
 
 class _Stray(NamedTuple):
@@ -59,6 +68,11 @@ class ArgumentCodec:
                 continue
             parameters.append(parameter)
             kind = hints.get(parameter.name, Any)
+            if (unreadable := _unreadable(kind)) is not None:
+                raise ConfigurationError(
+                    f"task '{name}': parameter '{parameter.name}' is annotated with {unreadable}, "
+                    "which cannot be read from JSON; annotate it with a list, or another type that can"
+                )
             shape_fields.append(
                 (parameter.name, kind)
                 if parameter.default is parameter.empty
@@ -67,6 +81,7 @@ class ArgumentCodec:
         self._signature = signature.replace(parameters=parameters)
         self._positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
         self._names = [p.name for p in parameters]
+        self._kinds = {one.name: hints.get(one.name, Any) for one in parameters}
         self._required = [p.name for p in parameters if p.default is p.empty]
         try:
             shape = msgspec.defstruct(
@@ -93,7 +108,7 @@ class ArgumentCodec:
         text = encode_arguments(arguments, what=what, max_bytes=max_bytes)
         try:
             arrived = self._decoder.decode(text)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - of ours or of the parameter's own type
             stray = self._stray(text)
             if stray.unknown:
                 known = ", ".join(self._names) or "none"
@@ -101,22 +116,38 @@ class ArgumentCodec:
             elif stray.missing:
                 fault = f"argument '{stray.missing}' is missing"
             else:
-                fault = str(error)
-            raise PayloadError(f"{what}: {fault}") from error
+                fault = _number_among(arguments) or self._told_by(error)
+            raise PayloadError(f"{what}: {fault}") from _without_values(error)
         for name, sent in arguments.items():
             if not _arrives(sent, getattr(arrived, name)):
                 raise PayloadError(
                     f"{what}: argument '{name}' ({type(sent).__name__}) would not arrive as it was "
-                    "sent; annotate the parameter with its type, or pass what JSON can carry"
+                    f"sent; {self._way_out(name, sent)}"
                 )
         return text
+
+    def _way_out(self, name: str, sent: Any) -> str:
+        if _number_among({name: sent}) is not None:
+            return "pass None or a string for what is no number of JSON"
+        if self._kinds[name] in (Any, object):
+            return "annotate the parameter with its type, or pass what JSON can carry"
+        return "its annotation does not carry it: use one that does, or pass what JSON can carry"
+
+    def _told_by(self, error: Exception) -> str:
+        """What is said of a payload that does not fit, without what is in it."""
+        choice = _CHOICE.fullmatch(str(error)) if _is_of_msgspec(error) else None
+        if choice is None:
+            return str(error)
+        place = choice["place"] or ""
+        name = place.removeprefix(" - at `$.").removesuffix("`")
+        allowed = ", ".join(map(repr, _choices(self._kinds.get(name))))
+        return f"Invalid value{place}{f'; use one of {allowed}' if allowed else ''}"
 
     def decode(self, payload: str) -> dict[str, Any]:
         """Return the arguments for the handler, or raise `PayloadError`."""
         try:
             arrived = self._decoder.decode(payload)
-        except Exception as error:
-            # Of ours or of the parameter's own type: a handler that cannot be called has failed.
+        except Exception as error:  # noqa: BLE001 - of ours or of the parameter's own type
             stray = self._stray(payload)
             if stray.unknown:
                 fault = (
@@ -129,8 +160,10 @@ class ArgumentCodec:
                     "give it one, then retry the task"
                 )
             else:
-                fault = str(error)
-            raise PayloadError(f"task '{self._name}': the payload does not fit: {fault}") from error
+                fault = self._told_by(error)
+            raise PayloadError(
+                f"task '{self._name}': the payload does not fit: {fault}"
+            ) from _without_values(error)
         return {
             name: value
             for name in self._names
@@ -156,6 +189,52 @@ class ArgumentCodec:
         # One that was left out keeps its place: the next would be taken for it.
         first = [arguments.pop(one.name, one.default) for one in self._positional]
         return function(*first, **arguments)
+
+
+def _is_of_msgspec(error: Exception) -> bool:
+    return isinstance(error, msgspec.MsgspecError)
+
+
+def _without_values(error: Exception) -> Exception | None:
+    """The cause to show with an error: none that repeats what is in a payload."""
+    return None if _is_of_msgspec(error) else error
+
+
+def _number_among(arguments: dict[str, Any]) -> str | None:
+    """Say which argument is or holds a number that JSON has not, if one."""
+    for name, value in arguments.items():
+        with suppress(Exception):  # of the value's own, or what is too deep
+            if (fault := no_number(value)) is not None:
+                return f"argument '{name}': {fault}; pass None or a string for it"
+    return None
+
+
+def _choices(kind: Any) -> list[Any]:
+    """The values that an annotation allows, if it names them."""
+    if typing.get_origin(kind) is typing.Literal:
+        return list(typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [one.value for one in kind]
+    return [choice for part in _alternatives(kind) for choice in _choices(part)]
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else ()
+
+
+def _unreadable(kind: Any) -> Any:
+    """The part of an annotation that no value of JSON can be read as: a generic that msgspec leaves to us."""
+    for part in typing.get_args(kind):
+        if (found := _unreadable(part)) is not None:
+            return found
+    if not typing.get_args(kind) or hasattr(kind, "model_validate"):
+        return None
+    try:
+        seen = msgspec.inspect.type_info(kind)
+    except Exception:  # noqa: BLE001 - what is wrong with it is told by whoever makes the decoder
+        return None
+    return kind if isinstance(seen, msgspec.inspect.CustomType) else None
 
 
 def _arrives(sent: Any, arrived: Any) -> bool:

@@ -2,7 +2,11 @@
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from enum import Enum
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,10 +17,10 @@ from windlass.model.limits import DEEPEST_VALUE, shown
 # An escaped NUL that is not itself the tail of an escaped backslash. PostgreSQL cannot hold it.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _LOOK_DOWN = 20  # levels to which the place of an error is looked for
-_TOO_DEEP = (
-    f"it is nested deeper than {DEEPEST_VALUE} levels; flatten it, or store the data elsewhere and "
-    "pass a reference"
-)
+_LOOK_AT = 2000  # parts among which one that contains itself is looked for
+_DEEP = f"it is nested deeper than {DEEPEST_VALUE} levels"
+_TOO_DEEP = f"{_DEEP}; flatten it, or store the data elsewhere and pass a reference"
+_ENDLESS = f"{_DEEP}, for a part of it contains itself; leave that out"
 _TOO_LONG = "a number has more digits than can be read back; pass it as a string"
 _LONG_NUMBER = re.compile(rb"\d{300}")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
@@ -24,15 +28,53 @@ _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
+class _TooDeepError(ValueError):
+    """A value whose levels do not end before the encoder gives up."""
+
+
 def _encode_other(value: Any) -> Any:
-    if hasattr(value, "model_dump"):  # a Pydantic model, without importing Pydantic
+    if _is_model(value):
         return _dumped(value)
-    raise TypeError(f"a value of type {type(value).__name__} cannot be carried as JSON")
+    plain = _plain(value)
+    if plain is None:
+        raise TypeError(f"a value of type {type(value).__name__} cannot be carried as JSON")
+    return plain
+
+
+def _plain(value: Any) -> str | int | float | None:
+    """The text or number that a value is besides what its own class adds, if it is one."""
+    if _is(value, Enum):
+        return None  # its value stands for it, which the encoder knows how to carry, or refuses
+    if _is(value, str):
+        return str.__str__(value)
+    if _is(value, int):
+        return int.__index__(value)
+    return float.__float__(value) if _is(value, float) else None
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    # By its class itself: a mock says to `isinstance` that it is whatever it stands for.
+    return issubclass(type(value), kinds)
+
+
+def _is_model(value: Any) -> bool:
+    """Whether a value is a Pydantic model, or of a class that dumps itself as one does.
+
+    An object that answers to every name, as mocks do, is none: its class does not define the method.
+    """
+    for kind in type(value).__mro__:
+        if "model_dump" in kind.__dict__:
+            return isinstance(kind.__dict__["model_dump"], FunctionType)
+    return False
 
 
 def _dumped(model: Any) -> Any:
-    # By the names and with the fields that `model_validate` reads.
-    return model.model_dump(mode="json", by_alias=True, round_trip=True)
+    # By the names and with the fields that `model_validate` reads. What does not fit is found when it is
+    # read back; Pydantic's warnings would show it.
+    plain = model.model_dump(mode="json", by_alias=True, round_trip=True, warnings=False)
+    if _is_model(plain):
+        raise TypeError(f"model_dump of a value of type {type(model).__name__} gives a model again")
+    return plain
 
 
 def decode_other(kind: type, value: Any) -> Any:
@@ -51,10 +93,22 @@ def decode_other(kind: type, value: Any) -> Any:
 def _told_by(error: ValueError) -> str:
     """What a Pydantic model says of a value, without the value."""
     try:
-        said = error.errors(include_url=False, include_context=False, include_input=False)  # type: ignore[attr-defined]  # of Pydantic's
-        return "; ".join(": ".join((*map(str, one["loc"]), one["msg"])) for one in said)
+        said = error.errors(include_url=False, include_context=True, include_input=False)  # type: ignore[attr-defined]  # of Pydantic's
+        return "; ".join(map(_without_value, said))
     except Exception:  # noqa: BLE001 - of another library that has the same methods
         return str(error)
+
+
+def _without_value(said: dict[str, Any]) -> str:
+    place, message = [str(step) for step in said["loc"]], said["msg"]
+    if place[-1:] == ["[key]"]:
+        del place[-2:]  # the key is what does not fit
+        place.append("[key]")
+    if said["type"] == "union_tag_invalid":
+        message = f"Input tag should be one of {said['ctx']['expected_tags']}"
+    elif said["type"].endswith("_parsing"):
+        message = message.partition(",")[0]  # then comes which character it is
+    return ": ".join((*place, message))
 
 
 def encode_json(value: Any, *, what: str, max_bytes: int) -> str:
@@ -86,6 +140,8 @@ def _comes_back(text: str, value: Any) -> bool:
 def _encode(value: Any, *, what: str, max_bytes: int) -> str:
     try:
         encoded = _to_json(value)
+    except _TooDeepError as error:
+        raise PayloadError(f"{what}: {error}") from error  # every part of it is too deep as well
     except Exception as error:
         # Of ours or of the value's own: it may bring code with it.
         raise PayloadError(f"{what}: {error}{_where(value)}") from error
@@ -135,7 +191,7 @@ def _to_json(value: Any) -> bytes:
             "a string holds half of a surrogate pair, which UTF-8 cannot carry"
         ) from error
     except RecursionError as error:
-        raise ValueError(_TOO_DEEP) from error  # or nested in itself
+        raise _TooDeepError(_ENDLESS if _contains_itself(value) else _TOO_DEEP) from error
     except ValueError as error:
         if "integer string conversion" in str(error):  # of the interpreter, and not of the value
             raise ValueError(_TOO_LONG) from error
@@ -158,15 +214,33 @@ def _where(value: Any) -> str:
 
 def _fault(place: "_Place | None", value: Any) -> "tuple[_Place, Any] | None":
     try:
-        parts = _parts(place, value)
+        return next((part for part in _parts(place, value) if _fails(part[1])), None)
     except Exception:  # noqa: BLE001 - of the value's own
         return None
-    for part in parts:
-        try:
-            _to_json(part[1])
-        except Exception:  # noqa: BLE001 - of ours or of the value's own
-            return part
-    return None
+
+
+def _fails(value: Any) -> bool:
+    try:
+        _to_json(value)
+    except Exception:  # noqa: BLE001 - of ours or of the value's own
+        return True
+    return False
+
+
+def _contains_itself(value: Any) -> bool:
+    """Whether a value, as far as it is looked at, contains itself or a part that does."""
+    inside = {id(value): _parts(None, value)}  # from the outermost to where the look is
+    for _ in range(_LOOK_AT):
+        part = next(next(reversed(inside.values())), None)
+        if part is None:
+            inside.popitem()
+            if not inside:
+                break
+        elif id(part[1]) in inside:
+            return True
+        else:
+            inside[id(part[1])] = _parts(None, part[1])
+    return False
 
 
 class _Place(NamedTuple):
@@ -187,41 +261,61 @@ class _Place(NamedTuple):
 
 def _altered(value: Any) -> str | None:
     """Say what in a value became something else as JSON, and where."""
-    waiting: list[tuple[_Place | None, Any]] = [(None, value)]
-    while waiting:
-        place, one = waiting.pop()
-        if isinstance(one, float):
-            if not math.isfinite(one):
-                at = "" if place is None else f" at {place}"
-                return f"{one}{at} is no number of JSON; return None or a string for it"
-        elif isinstance(one, dict):
+    for place, one in _within(value):
+        if _is(one, float) and not math.isfinite(one):
+            return f"{_no_number(place, one)}; return None or a string for it"
+        if _is(one, dict):
             for key in one:
-                if not isinstance(key, str):
+                if not _is(key, str):
                     return f"key {shown(key)} of {place or 'the dict'} is no string; use strings"
-        waiting += _parts(place, one)
     return None
 
 
-def _parts(place: _Place | None, value: Any) -> list[tuple[_Place, Any]]:
+def no_number(value: Any) -> str | None:
+    """Say which number in a value, if one, is none of JSON, and where."""
+    for place, one in _within(value):
+        if _is(one, float, Decimal) and not math.isfinite(one):
+            return _no_number(place, one)
+    return None
+
+
+def _no_number(place: "_Place | None", value: float | Decimal) -> str:
+    named = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return f"{named}{'' if place is None else f' at {place}'} is no number of JSON"
+
+
+def _within(value: Any) -> "Iterator[tuple[_Place | None, Any]]":
+    """A value and all that it is made of, each with its place."""
+    waiting: list[tuple[_Place | None, Any]] = [(None, value)]
+    while waiting:
+        place, one = waiting.pop()
+        yield place, one
+        waiting += _parts(place, one)
+
+
+def _parts(place: _Place | None, value: Any) -> Iterator[tuple[_Place, Any]]:
     """What a value is made of, each with its place."""
-    if isinstance(value, dict):
-        return [(_Place(place, "[{}]", key), item) for key, item in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [(_Place(place, "[{}]", index), item) for index, item in enumerate(value)]
-    if isinstance(value, str | int | float | None):
-        return []
-    return [(_Place(place, "{}", name), item) for name, item in _fields(value)]
+    if _is(value, dict):
+        for key, item in value.items():
+            yield _Place(place, "[{}]", key), item
+    elif _is(value, list, tuple, set, frozenset):
+        for index, item in enumerate(value):
+            yield _Place(place, "[{}]", index), item
+    elif value is not None and not _is(value, str, int, float):
+        for name, item in _fields(value):
+            yield _Place(place, "{}", name), item
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
     """The fields of a record, of whichever kind the encoder knows."""
-    if isinstance(value, msgspec.Struct):
-        names = list(value.__struct_fields__)
-    elif is_dataclass(value):
-        names = [field.name for field in fields(value)]
-    elif hasattr(value, "__attrs_attrs__"):
-        names = [attribute.name for attribute in value.__attrs_attrs__]
-    elif hasattr(value, "model_dump"):
+    kind = type(value)
+    if issubclass(kind, msgspec.Struct):
+        names = list(kind.__struct_fields__)
+    elif is_dataclass(kind):
+        names = [field.name for field in fields(kind)]
+    elif hasattr(kind, "__attrs_attrs__"):
+        names = [attribute.name for attribute in kind.__attrs_attrs__]
+    elif _is_model(value):
         return [("", _dumped(value))]
     else:
         names = []

@@ -172,7 +172,13 @@ GIVEN: dict[str, tuple[tuple[Any, ...], Change]] = {
     ),
     "a member less": (
         ("a", OldColour.BLUE),
-        Change(old_colour, new_colour, "enum value 'blue' - at `$.colour`", lenient_colour, ["a", "unknown"]),
+        Change(
+            old_colour,
+            new_colour,
+            "Invalid value - at `$.colour`; use one of 'red'",
+            lenient_colour,
+            ["a", "unknown"],
+        ),
     ),
     "a member less and not given": (
         ("a", OldColour.RED), Change(old_colour, new_colour, result=["a", "red"])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -10,7 +11,7 @@ import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
-from windlass import App, PayloadError
+from windlass import App, IdempotencyConflict, PayloadError
 from windlass.model.task import TaskFilter
 
 HOUR = timedelta(hours=1)
@@ -168,6 +169,28 @@ async def test_a_key_leads_to_the_first_task_whoever_enqueued_it(
         await sql.execute("SELECT windlass.enqueue('mail.send', idempotency_key => 'k')")
 
 
+async def test_a_conflict_among_many_is_named_by_its_index_and_once(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    send = app.tasks[0]
+    first = await app.enqueue("mail.send", {"to": "a"}, idempotency_key="k")
+    other = {"type": "mail.send", "payload": {"to": "b"}, "idempotency_key": "k"}
+    said = f"task type 'mail.send', idempotency key 'k': task {first.id} was enqueued with another payload"
+
+    with pytest.raises(asyncpg.PostgresError) as alone:
+        await add(sql, other)
+    with pytest.raises(asyncpg.PostgresError) as among:
+        await add(sql, {"type": "a"}, {"type": "b"}, other)
+    assert (alone.value.sqlstate, alone.value.message) == ("WL002", said)
+    assert (among.value.sqlstate, among.value.message) == ("WL002", f"item 2: {said}")
+    assert among.value.detail == "2"
+    calls = [send.call("c"), send.options(idempotency_key="k").call("b")]
+    for connection in (None, sql):
+        with pytest.raises(IdempotencyConflict) as refused:
+            await app.enqueue_many(calls, connection=connection)
+        assert str(refused.value).startswith(f"item 1: {said}")
+
+
 async def test_a_trigger_enqueues_with_the_change_that_fired_it(
     app: App, sql: asyncpg.Connection
 ) -> None:
@@ -202,7 +225,11 @@ async def test_a_trigger_enqueues_with_the_change_that_fired_it(
         ({"type": ""}, "WL006", "task name '' has 0 characters"),
         ({"type": "a", "when": 1}, "WL006", "option 'when' is not known; options are: id, type"),
         ({"type": "a", "delay": "NaN"}, "WL006", "delay 'NaN': use a finite number"),
-        ({"type": "a", "delay": True}, "WL006", "delay true: use a finite number"),
+        ({"type": "a", "delay": True}, "WL006", "delay true: use seconds or a timedelta"),
+        ({"type": "a", "delay": "5"}, "WL006", "delay '5': use seconds or a timedelta"),
+        ({"type": "a", "expires": 60}, "WL006", "option 'expires' is not built yet"),
+        ({"type": "a", "ordering_key": "k"}, "WL006", "option 'ordering_key' is not built yet"),
+        ({"type": "a", "on_dead": "hold"}, "WL006", "option 'on_dead' is not built yet"),
         ({"type": "a", "at": "tomorrow"}, "WL006", "at 'tomorrow': use a time with a time zone"),
         ({"type": "a", "at": "2100-13-01T00:00Z"}, "WL006", "use a time with a time zone"),
         ({"type": "a", "at": "2100-01-01T00:00"}, "WL006", "use a time with a time zone"),
@@ -298,6 +325,13 @@ async def test_a_task_is_cancelled_by_sql(app: App, sql: asyncpg.Connection) -> 
     assert unknown.value.sqlstate == "WL007"
     with pytest.raises(asyncpg.PostgresError, match=r"reason .* has 2001 characters"):
         await sql.execute("SELECT windlass.cancel($1, repeat('x', 2001))", waiting.id)
+    with pytest.raises(asyncpg.PostgresError, match="reason null must be a string"):
+        await sql.execute("SELECT windlass.cancel($1, NULL)", waiting.id)
+    with pytest.raises(
+        asyncpg.PostgresError, match=r"^null is not the id of a task; ids are"
+    ) as none:
+        await sql.execute("SELECT windlass.cancel(NULL)")
+    assert none.value.sqlstate == "WL007"
 
 
 async def test_a_task_is_cancelled_by_sql_where_no_worker_has_made_room_for_it(
@@ -357,6 +391,124 @@ async def test_an_application_role_may_call_these_alone(app: App, sql: asyncpg.C
                 await sql.execute(forbidden)
     finally:
         await sql.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+SETTINGS = [
+    ("standard_conforming_strings", "off"),
+    ("TimeZone", "Asia/Kathmandu"),
+    ("TimeZone", "<Z>+5"),  # a zone that somebody made up, and called as UTC is
+    ("TimeZone", "<ABC>-99"),
+    ("DateStyle", "SQL, DMY"),
+    ("IntervalStyle", "sql_standard"),
+    ("extra_float_digits", "-15"),
+    ("bytea_output", "escape"),
+    ("array_nulls", "off"),
+    ("transform_null_equals", "on"),
+    ("quote_all_identifiers", "on"),
+    ("backslash_quote", "on"),
+    ("plpgsql.extra_errors", "all"),
+    ("search_path", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SETTINGS, ids=str)
+async def test_no_setting_of_the_caller_changes_what_these_do(
+    app: App, sql: asyncpg.Connection, name: str, value: str
+) -> None:
+    await sql.execute("SELECT set_config($1, $2, false)", name, value)
+    at = datetime(2100, 1, 31, 12, tzinfo=UTC)
+
+    ids = await add(
+        sql,
+        {"type": "a", "at": "2100-01-31T12:00:00Z"},
+        {"type": "a", "at": "2100-01-31 14:00:00+02:00", "tags": ["NULL", "it's \\"]},
+        {"type": "a", "delay": 123456.789012, "priority": "high", "retention": 10**8},
+    )
+    ids.append(await sql.fetchval("SELECT windlass.enqueue('a', at => $1, tags => '{b}')", at))
+    tasks = [await app.handle(one).get() for one in ids]
+    assert [one.scheduled_for for one in (tasks[0], tasks[1], tasks[3])] == [at] * 3
+    assert [one.tags for one in tasks] == [(), ("NULL", "it's \\"), (), ("b",)]
+    waits = tasks[2].scheduled_for - tasks[2].created_at
+    assert waits.total_seconds() == 123456.789012
+    for refused, said in (
+        ('{"type": "a", "payload": {"x": %s}}' % ("1" * 5000), "a number has more digits than can"),
+        ('{"type": "a\\n"}', r"task name 'a\n' holds a control character"),
+        (
+            '{"type": "d{255}", "at": "d{4,}-dd-dd"}',
+            "at 'd{4,}-dd-dd': use a time with a time zone",
+        ),
+        ('{"type": "a", "priority": "\\u202e\\\\"}', r"priority '\u202e\\': use an integer"),
+        ('{"type": "a", "id": "x"}', "id 'x' is not the id of a task; ids are UUIDs"),
+    ):
+        with pytest.raises(asyncpg.PostgresError) as told:
+            await sql.execute("SELECT windlass.enqueue_many(($1::text)::jsonb)", f"[{refused}]")
+        assert said in told.value.message
+    for one in ids:
+        assert await sql.fetchval("SELECT windlass.cancel($1)", one)
+
+
+async def test_no_type_of_the_caller_is_taken_for_one_of_the_server(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    role = f"shop_{uuid4().hex}"
+    await sql.execute(
+        f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA windlass TO {role}; "
+        f"CREATE SCHEMA theirs AUTHORIZATION {role}; "
+        "GRANT EXECUTE ON FUNCTION windlass.enqueue, windlass.enqueue_many, windlass.cancel, "
+        f"windlass.complete_task TO {role}"
+    )
+    ran_as: list[str] = []
+    sql.add_log_listener(lambda _, message: ran_as.append(message.message))
+    try:
+        # A function is read once in a session, with the types that its variables have by then.
+        await sql.execute(f"SET ROLE {role}; SET search_path = theirs, pg_catalog")
+        await sql.execute(
+            "CREATE FUNCTION theirs.look() RETURNS boolean LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE WARNING '%', current_user; RETURN true; END$$"
+        )
+        for kind in ("text", "uuid", "jsonb", "jsonpath", "timestamptz", "date", "float8"):
+            await sql.execute(
+                f"CREATE DOMAIN theirs.{kind} AS pg_catalog.{kind} CHECK (theirs.look())"
+            )
+        calls = await sql.fetch(
+            "SELECT format('SELECT windlass.%I(%s)', p.proname, array_to_string(ARRAY("
+            "SELECT 'NULL::' || format_type(a.kind, NULL) "
+            "FROM unnest(p.proargtypes) WITH ORDINALITY AS a (kind, place) ORDER BY a.place), ', ')) "
+            "FROM pg_proc p WHERE p.pronamespace = 'windlass'::regnamespace "
+            "AND p.prorettype <> 'trigger'::regtype"
+        )
+        for (call,) in calls:
+            with suppress(asyncpg.PostgresError):  # it lacks a right, or what it needs
+                await sql.execute(call)
+        assert len(calls) > 30
+        assert role in ran_as  # what has its types from the caller is found so
+        ran_as.clear()
+        await sql.execute("RESET search_path")
+
+        ids = await add(
+            sql,
+            {"type": "a", "at": "2100-01-31T12:00:00Z", "idempotency_key": "k", "tags": ["a"]},
+            {"type": "b", "delay": 5, "priority": "high", "id": str(uuid4()), "retention": 10**8},
+            {"type": "b", "payload": {"x": "x" * 2000}},
+        )
+        for one in ids:
+            assert await sql.fetchval("SELECT windlass.cancel($1)", one)
+        for wrong in (
+            {"queue": "\n"},
+            {"priority": "x"},
+            {"at": "x"},
+            {"payload": {"x": 10**4000}},
+        ):
+            with suppress(asyncpg.PostgresError):
+                await add(sql, {"type": "a", **wrong})
+        with pytest.raises(asyncpg.PostgresError, match="the lease is lost"):
+            await sql.execute(
+                "SELECT windlass.complete_task(gen_random_uuid(), gen_random_uuid(), 1, 1, '1', '1s', '1s')"
+            )
+
+        assert set(ran_as) <= {role}
+    finally:
+        await sql.execute(f"RESET ROLE; RESET search_path; DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 async def test_bad_values_have_the_same_class_from_python_by_name(app: App) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID, uuid4
 
 import pytest
@@ -71,6 +72,16 @@ class Colour(Enum):
     RED = "red"
 
 
+class Markup(str):
+    """As texts that are safe to show have a class of their own."""
+
+    __slots__ = ()
+
+
+class Metres(float):
+    pass
+
+
 @pytest.mark.parametrize(
     ("returned", "arrives"),
     [
@@ -83,6 +94,8 @@ class Colour(Enum):
         (UUID(int=5), "00000000-0000-0000-0000-000000000005"),
         (b"bytes", "Ynl0ZXM="),
         (Colour.RED, "red"),
+        (Markup("<b>"), "<b>"),
+        ([Metres(1.5)], [1.5]),
     ],
     ids=repr,
 )
@@ -168,6 +181,36 @@ async def test_a_value_whose_own_code_raises_fails_its_task_and_frees_its_slot(
             await takes.enqueue(Odd(1))
         with pytest.raises(PayloadError, match="cannot be read"):
             await takes.enqueue(Odd())
+
+
+async def test_what_is_kept_of_a_payload_that_does_not_fit_does_not_repeat_it(app_url: str) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def paint(colour: Colour) -> None: ...
+
+        payload = NewTask(id=uuid4(), type="paint", payload='{"colour": "geheim-token"}')
+        await (await app.store()).enqueue([payload])
+        await app.run_worker(until_idle=True)
+
+        record = await app.handle(payload.id).get()
+        assert record.status is TaskState.FAILED
+        assert "Invalid value - at `$.colour`; use one of 'red'" in str(record.last_error)
+        assert "geheim" not in str((record.last_error, record.errors))
+
+
+async def test_a_mock_is_refused_at_once(app_url: str) -> None:
+    async with App(app_url) as app, asyncio.timeout(20):
+
+        @app.task
+        async def give() -> Any:
+            return {"a": Mock()}
+
+        handle = await give.enqueue()
+        await app.run_worker(until_idle=True)
+
+        with pytest.raises(TaskFailed, match=r"type Mock cannot be carried as JSON, at \['a'\]"):
+            await handle.result(5)
 
 
 async def test_a_payload_too_deep_to_be_read_is_refused(app_url: str) -> None:

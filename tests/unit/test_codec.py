@@ -1,7 +1,11 @@
+import traceback
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from enum import Enum
-from typing import Any, TypedDict
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Annotated, Any, Literal, TypedDict
+from unittest.mock import MagicMock, Mock
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -166,8 +170,9 @@ def test_a_list_nested_in_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
 
-    with pytest.raises(PayloadError):
-        codec(function).encode((endless,), {}, max_bytes=LIMIT)
+    for value in (endless, {"a": [1, endless]}, Loose([endless])):
+        with pytest.raises(PayloadError, match=r"a part of it contains itself; leave that out$"):
+            codec(function).encode((value,), {}, max_bytes=LIMIT)
 
 
 def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
@@ -319,3 +324,249 @@ def test_models_of_pydantic_with_aliases_and_computed_fields_arrive() -> None:
     order = Order(orderNumber=7)
 
     assert through(ship, order) == {"order": order}
+
+
+class Anything:
+    """Answers to every name, as a mock does, and counts how often it was called."""
+
+    calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        Anything.calls += 1
+        if Anything.calls > 100:
+            raise SystemExit
+        return Anything()
+
+
+@pytest.mark.parametrize("wrapped", [lambda one: one, lambda one: {"a": [1, one]}, Loose])
+def test_an_object_that_answers_to_every_name_is_refused_and_not_called(
+    wrapped: Callable[[Any], Any],
+) -> None:
+    def function(value: Any) -> None: ...
+
+    for one in (
+        Anything(),
+        Mock(),
+        MagicMock(),
+        Mock(spec=Dumped),
+        MagicMock(spec=dict),
+        Mock(spec=""),
+    ):
+        refusal = f"a value of type {type(one).__name__} cannot be carried as JSON"
+        with pytest.raises(PayloadError, match=refusal):
+            codec(function).encode((wrapped(one),), {}, max_bytes=LIMIT)
+        with pytest.raises(PayloadError, match=refusal):
+            encode_json(wrapped(one), what="result", max_bytes=LIMIT)
+
+    assert Anything.calls == 0
+
+
+class Endless(Dumped):
+    def model_dump(self, *, mode: str, **_: Any) -> Any:
+        return Endless(mode)
+
+
+def test_a_model_that_dumps_itself_as_a_model_is_refused() -> None:
+    with pytest.raises(PayloadError, match="type Endless gives a model again"):
+        encode_json([Endless(1)], what="result", max_bytes=LIMIT)
+
+
+class Markup(str):
+    """As texts that are safe to show have a class of their own."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "another"
+
+
+class Metres(float):
+    pass
+
+
+class Number(int):
+    pass
+
+
+@pytest.mark.parametrize("value", [Markup("<b>é</b>"), Number(7), Metres(1.5), [Markup("a")], {Markup("a"): Number(2**70)}])  # fmt: skip
+def test_a_text_or_number_of_a_class_of_its_own_is_carried_as_what_it_is(value: Any) -> None:
+    def function(value: Any) -> None: ...
+
+    arrived = through(function, value)["value"]
+    returned = decode_json(encode_json(value, what="result", max_bytes=LIMIT))
+
+    assert arrived == returned == value
+    assert check_plain("resize", {"value": value}, max_bytes=LIMIT)
+    assert type(returned) in (str, int, float, list, dict)
+
+
+def test_an_enum_is_not_taken_for_its_text() -> None:
+    def function(value: Any) -> None: ...
+
+    with pytest.raises(PayloadError, match=r"\(Colour\) would not arrive"):
+        codec(function).encode((Colour.RED,), {}, max_bytes=LIMIT)
+
+
+SECRET = "geheim-token"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Cat(msgspec.Struct, tag="cat"):
+    name: str
+
+
+class Dog(msgspec.Struct, tag="dog"):
+    name: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (Colour, SECRET, "Invalid value - at `$.value`; use one of 'red'"),
+        (Colour | None, SECRET, "Invalid value - at `$.value`; use one of 'red'"),
+        (Colour, f"{SECRET}' - at `$.x` in `{SECRET}\n", "Invalid value - at `$.value`; use one of 'red'"),
+        (Level, 777, "Invalid value - at `$.value`; use one of 1"),
+        (Literal["a", "b"], SECRET, "Invalid value - at `$.value`; use one of 'a', 'b'"),
+        (list[Colour], [SECRET], "Invalid value - at `$.value[0]`"),
+        (dict[Colour, int], {SECRET: 1}, "Invalid value - at `key` in `$.value`"),
+        (Cat | Dog, {"type": SECRET, "name": "x"}, "Invalid value - at `$.value.type`"),
+        (Cat, {"type": SECRET, "name": "x"}, "Invalid value - at `$.value.type`"),
+        (UUID, SECRET, "Invalid UUID"),
+        (datetime, SECRET, "Invalid RFC3339 encoded datetime"),
+        (date, SECRET, "Invalid RFC3339 encoded date"),
+        (time, SECRET, "Invalid RFC3339 encoded time"),
+        (timedelta, SECRET, "Invalid ISO8601 duration"),
+        (Decimal, SECRET, "Invalid decimal string"),
+        (bytes, SECRET, "Invalid base64 encoded string"),
+        (int, SECRET, "Expected `int`, got `str`"),
+        (dict[int, int], {SECRET: 1}, "Expected `int`, got `str`"),
+        (Annotated[str, msgspec.Meta(pattern="^a$")], SECRET, "Expected `str` matching regex '^a$'"),
+        (Annotated[int, msgspec.Meta(ge=1000)], 777, "Expected `int` >= 1000"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_message_says_what_does_not_fit_without_repeating_it(
+    kind: Any, value: Any, said: str
+) -> None:
+    check_untold(kind, value, said)
+
+
+def check_untold(kind: Any, value: Any, said: str) -> None:
+    def function(value: Any) -> None: ...
+
+    function.__annotations__["value"] = kind
+    one = codec(function)
+    for call in (
+        lambda: one.encode_named({"value": value}, max_bytes=LIMIT),
+        lambda: one.decode(encode_json({"value": value}, what="x", max_bytes=LIMIT)),
+    ):
+        with pytest.raises(PayloadError) as refused:
+            call()
+        assert said in str(refused.value)
+        told = "".join(traceback.format_exception(refused.value))
+        assert SECRET not in told
+        assert "777" not in told
+
+
+def test_a_message_of_pydantic_does_not_repeat_the_value() -> None:
+    pydantic: Any = pytest.importorskip("pydantic")
+
+    class Meow(pydantic.BaseModel):  # type: ignore[misc]  # known when it runs
+        kind: Literal["cat"]
+
+    class Bark(pydantic.BaseModel):  # type: ignore[misc]
+        kind: Literal["dog"]
+
+    class Order(pydantic.BaseModel):  # type: ignore[misc]
+        number: int = 0
+        colour: Colour = Colour.RED
+        size: Literal["s", "m"] = "s"
+        key: UUID | None = None
+        day: date | None = None
+        price: Decimal = Decimal(1)
+        code: Annotated[str, pydantic.Field(pattern="^a$")] = "a"
+        link: pydantic.AnyUrl | None = None
+        by_colour: dict[Colour, int] = {}  # noqa: RUF012 - of Pydantic's
+        pet: Annotated[Meow | Bark, pydantic.Field(discriminator="kind")] | None = None
+
+    for sent, said in (
+        ({"number": SECRET}, "number: Input should be a valid integer"),
+        ({"colour": SECRET}, "colour: Input should be 'red'"),
+        ({"size": SECRET}, "size: Input should be 's' or 'm'"),
+        ({"key": SECRET}, "key: Input should be a valid UUID - at"),
+        ({"day": SECRET}, "day: Input should be a valid date or datetime - at"),
+        ({"price": SECRET}, "price: Input should be a valid decimal"),
+        ({"code": SECRET}, "code: String should match pattern '^a$'"),
+        ({"link": SECRET}, "link: Input should be a valid URL - at"),
+        ({"by_colour": {SECRET: 1}}, "by_colour: [key]: Input should be 'red'"),
+        ({"pet": {"kind": SECRET}}, "pet: Input tag should be one of 'cat', 'dog'"),
+        (SECRET, "Input should be a valid dictionary or instance of Order"),
+    ):  # fmt: skip
+        check_untold(Order, sent, said)
+
+
+def test_a_number_that_json_has_not_is_named_whatever_the_annotation() -> None:
+    def plain(value: float) -> None: ...
+    def many(value: list[float]) -> None: ...
+    def optional(value: float | None) -> None: ...
+    def exact(value: Decimal) -> None: ...
+
+    for function, value, said in (
+        (plain, float("nan"), "argument 'value': nan is no number of JSON; pass None or a string"),
+        (many, [1.0, float("-inf")], r"argument 'value': -inf at \[1\] is no number of JSON"),
+        (
+            optional,
+            float("nan"),
+            r"\(float\) would not arrive as it was sent; pass None or a string",
+        ),
+        (
+            exact,
+            Decimal("NaN"),
+            r"\(Decimal\) would not arrive as it was sent; pass None or a string",
+        ),
+    ):
+        with pytest.raises(PayloadError, match=said):
+            codec(function).encode((value,), {}, max_bytes=LIMIT)
+
+
+def test_who_has_annotated_a_parameter_is_not_told_to_annotate_it() -> None:
+    def loose(value: Loose) -> None: ...
+    def free(value: Any) -> None: ...
+
+    with pytest.raises(PayloadError, match="its annotation does not carry it"):
+        codec(loose).encode((Loose((1,)),), {}, max_bytes=LIMIT)
+    with pytest.raises(PayloadError, match="annotate the parameter with its type"):
+        codec(free).encode(((1,),), {}, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Iterable[int], list[Iterable[int]] | None, Generator[int, None, None], type[int]],
+    ids=str,
+)
+def test_an_annotation_that_nothing_can_be_read_as_is_refused(kind: Any) -> None:
+    def function(value: Any) -> None: ...
+
+    function.__annotations__["value"] = kind
+
+    with pytest.raises(
+        ConfigurationError, match=r"parameter 'value' is annotated with .* annotate it"
+    ):
+        codec(function)
+
+
+@pytest.mark.parametrize("kind", [Iterable, Sequence[int], list[int] | None], ids=str)
+def test_an_annotation_of_a_list_in_other_words_is_taken(kind: Any) -> None:
+    def function(value: Any) -> None: ...
+
+    function.__annotations__["value"] = kind
+
+    assert through(function, [1]) == {"value": [1]}

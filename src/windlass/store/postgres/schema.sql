@@ -17,6 +17,7 @@ CREATE TYPE windlass.task_status AS ENUM (
 
 CREATE FUNCTION windlass.add_history_partition(first date, past date) RETURNS boolean
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET lock_timeout TO '2s'
     AS $$
 DECLARE
@@ -75,9 +76,13 @@ DECLARE
     answer text;
     day date;
 BEGIN
-    IF reason IS NULL OR length(reason) > 2000 THEN
+    IF id IS NULL THEN
+        PERFORM windlass.refuse('WL007', 'null is not the id of a task; ids are UUIDs');
+    ELSIF reason IS NULL THEN
+        PERFORM windlass.refuse('WL006', 'reason null must be a string');
+    ELSIF length(reason) > 2000 THEN
         PERFORM windlass.refuse('WL006', format('reason %s has %s characters; use at most 2000',
-            coalesce(windlass.shown(to_jsonb(reason)), 'null'), coalesce(length(reason), 0)));
+            windlass.shown(to_jsonb(reason)), length(reason)));
     END IF;
     SELECT * INTO settings FROM windlass.setting;
     BEGIN
@@ -100,6 +105,7 @@ $$;
 
 CREATE FUNCTION windlass.cancel_task(cancelled uuid, why text, retention interval, key_retention interval) RETURNS text
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     at timestamptz;
@@ -227,6 +233,7 @@ $$;
 
 CREATE FUNCTION windlass.check_payload(type text, payload jsonb, max_bytes integer) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     fault text;
@@ -257,7 +264,6 @@ BEGIN
     IF given IS NULL THEN
         RETURN NULL;
     END IF;
-    -- What is no number in JSON arrives as a text: NaN, Infinity.
     IF jsonb_typeof(given) = 'number' THEN
         IF given::numeric BETWEEN 0 AND 3162240000 THEN
             RETURN round(given::numeric, 9);  -- some smaller ones have no place in a float8
@@ -265,6 +271,10 @@ BEGIN
             PERFORM windlass.refuse('WL006',
                 format('delay %s: use less than a hundred years', windlass.shown(given)));
         END IF;
+    -- What is no number in JSON arrives as a text.
+    ELSIF given NOT IN ('"NaN"', '"Infinity"', '"-Infinity"') THEN
+        PERFORM windlass.refuse('WL006',
+            format('delay %s: use seconds or a timedelta', windlass.shown(given)));
     END IF;
     PERFORM windlass.refuse('WL006',
         format('delay %s: use a finite number of seconds, not below 0', windlass.shown(given)));
@@ -286,6 +296,7 @@ $_$;
 
 CREATE FUNCTION windlass.checked_name(what text, given jsonb) RETURNS text
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     name constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
@@ -296,7 +307,7 @@ BEGIN
     ELSIF length(name) NOT BETWEEN 1 AND 200 THEN
         PERFORM windlass.refuse('WL006', format('%s %s has %s characters; use 1 to 200',
             what, windlass.quoted(left(name, 40)), length(name)));
-    ELSIF name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    ELSIF name ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
         PERFORM windlass.refuse('WL006',
             format('%s %s holds a control character; remove it', what, windlass.quoted(name)));
     END IF;
@@ -306,6 +317,7 @@ $$;
 
 CREATE FUNCTION windlass.checked_priority(given jsonb) RETURNS smallint
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     names constant jsonb := '{"low": 0, "normal": 10, "high": 20, "critical": 30}';
@@ -324,15 +336,19 @@ $$;
 
 CREATE FUNCTION windlass.checked_time(given jsonb) RETURNS timestamp with time zone
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET "TimeZone" TO 'UTC'
     AS $_$
 DECLARE
+    form constant text :=
+        '^[0-9]{4,}-[0-9]{2}-[0-9]{2}[T ].*(Z|[+-][0-9]{2}(:?[0-9]{2}){0,2})$';
     said constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
     at timestamptz;
 BEGIN
     IF given IS NULL THEN
         RETURN NULL;
     END IF;
-    IF jsonb_typeof(given) = 'string' AND said ~ '^\d{4,}-\d\d-\d\d[T ].*(Z|[+-]\d\d(:?\d\d){0,2})$' THEN
+    IF jsonb_typeof(given) = 'string' AND said ~ form THEN
         BEGIN
             at := said::timestamptz;
         EXCEPTION WHEN data_exception THEN
@@ -646,6 +662,7 @@ CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, q
     LANGUAGE sql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
     AS $$
 SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
     'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
@@ -664,6 +681,7 @@ CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jso
 DECLARE
     known_options constant text[] :=
         '{id,type,payload,queue,priority,delay,at,idempotency_key,max_attempts,tags,retention}';
+    not_built constant text[] := '{expires,ordering_key,on_dead}';
     settings windlass.setting;
     item jsonb;
     place integer;
@@ -683,6 +701,7 @@ DECLARE
     keys text[] := '{}';
     tag_lists text[] := '{}';
     retentions integer[] := '{}';
+    numbered boolean;
 BEGIN
     IF jsonb_typeof(tasks) IS DISTINCT FROM 'array' THEN
         PERFORM windlass.refuse('WL005', format(
@@ -702,7 +721,7 @@ BEGIN
             item := (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}') FROM jsonb_each(item) AS o
                 WHERE o.value <> 'null');
             SELECT o.key INTO unknown FROM jsonb_object_keys(item) AS o (key)
-            WHERE o.key <> ALL (known_options) LIMIT 1;
+            WHERE o.key <> ALL (known_options || not_built) LIMIT 1;
             IF FOUND THEN
                 PERFORM windlass.refuse('WL006', format('option %s is not known; options are: %s',
                     windlass.shown(to_jsonb(unknown)), array_to_string(known_options, ', ')));
@@ -711,6 +730,11 @@ BEGIN
             SELECT * INTO known FROM windlass.task_type t WHERE t.name = name;
             payload := coalesce(item -> 'payload', '{}');
             PERFORM windlass.check_payload(name, payload, settings.max_payload_bytes);
+            IF item ?| not_built THEN
+                SELECT o.key INTO unknown FROM unnest(not_built) WITH ORDINALITY AS o (key, ordinal)
+                WHERE item ? o.key ORDER BY o.ordinal LIMIT 1;
+                PERFORM windlass.refuse('WL006', format('option ''%s'' is not built yet', unknown));
+            END IF;
             IF item ? 'delay' AND item ? 'at' THEN
                 PERFORM windlass.refuse('WL006',
                     'options ''delay'' and ''at'' exclude each other; give one');
@@ -753,6 +777,8 @@ BEGIN
     IF cardinality(ids) = 0 THEN
         RETURN;
     END IF;
+    -- The client for Python brings an id for each task, and counts them by itself.
+    numbered := cardinality(ids) > 1 AND array_position(given, NULL) IS NOT NULL;
     IF current_setting('transaction_isolation') = 'serializable' THEN
         -- What is read here conflicts with whoever else enqueues: ids made within the last minute, as a
         -- client makes them, are not looked for.
@@ -783,7 +809,7 @@ BEGIN
         CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
         tag_lists, retentions,
         (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
-        false, true
+        false, true, numbered
     ) AS k ON k.ordinal = u.ordinal - 1
     ORDER BY u.ordinal;
     IF array_remove(given, NULL) <> '{}' THEN
@@ -802,8 +828,9 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean) RETURNS TABLE(ordinal integer, task_id uuid)
+CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, numbered boolean DEFAULT false) RETURNS TABLE(ordinal integer, task_id uuid)
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -868,7 +895,8 @@ BEGIN
             ORDER BY u.ordinal
             LIMIT 1;
             IF FOUND THEN
-                RAISE EXCEPTION 'task type ''%'', idempotency key ''%'': task % was enqueued with another payload',
+                RAISE EXCEPTION '%task type ''%'', idempotency key ''%'': task % was enqueued with another payload',
+                    CASE WHEN numbered THEN format('item %s: ', clash.ordinal - 1) ELSE '' END,
                     clash.type, clash.key, clash.task_id
                     USING ERRCODE = 'WL002', DETAIL = clash.ordinal - 1,
                     HINT = 'use another key for another payload';
@@ -993,6 +1021,7 @@ $$;
 
 CREATE FUNCTION windlass.payload_fault(part jsonb, max_bytes integer) RETURNS text
     LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $_$
 DECLARE
     too_long constant jsonpath := 'strict $.** ? (@.type() == "number"
@@ -1018,7 +1047,7 @@ BEGIN
     IF jsonb_path_exists(part, 'strict $.**{200} ? (@.type() == "array" || @.type() == "object")') THEN
         RETURN 'it is nested deeper than 200 levels; flatten it, or store the data elsewhere and pass a reference';
     END IF;
-    IF said ~ '\d{255}' THEN
+    IF said ~ '[0-9]{255}' THEN
         IF jsonb_path_exists(part, too_long) THEN
             RETURN too_long_said;
         END IF;
@@ -1665,6 +1694,7 @@ $$;
 
 CREATE FUNCTION windlass.shown(value jsonb) RETURNS text
     LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
     kind constant text := jsonb_typeof(value);

@@ -1,4 +1,8 @@
 -- What any language and any trigger may call: enqueue, enqueue_many, cancel.
+--
+-- They act with the rights of their owner in the session of whoever calls them, and plpgsql reads a
+-- function once per session. So what they call must read the same under every setting, also if it was
+-- called by itself before: no backslash in a plain literal, and search_path set where variables have types.
 
 -- What these must know of the settings of the applications; the last registration wins.
 CREATE TABLE windlass.setting (
@@ -64,6 +68,7 @@ $$;
 -- shown: a value as a message names it: short, whatever it is.
 CREATE FUNCTION windlass.shown(value jsonb) RETURNS text
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     kind constant text := jsonb_typeof(value);
@@ -95,6 +100,7 @@ $$;
 -- checked_name: a name that may be a type, queue, tag or key.
 CREATE FUNCTION windlass.checked_name(what text, given jsonb) RETURNS text
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     name constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
@@ -105,7 +111,7 @@ BEGIN
     ELSIF length(name) NOT BETWEEN 1 AND 200 THEN
         PERFORM windlass.refuse('WL006', format('%s %s has %s characters; use 1 to 200',
             what, windlass.quoted(left(name, 40)), length(name)));
-    ELSIF name ~ '[\u0001-\u001f\u007f-\u009f]' THEN
+    ELSIF name ~ E'[\\u0001-\\u001f\\u007f-\\u009f]' THEN
         PERFORM windlass.refuse('WL006',
             format('%s %s holds a control character; remove it', what, windlass.quoted(name)));
     END IF;
@@ -144,6 +150,7 @@ $$;
 -- checked_priority: a priority by number or by name.
 CREATE FUNCTION windlass.checked_priority(given jsonb) RETURNS smallint
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     names constant jsonb := '{"low": 0, "normal": 10, "high": 20, "critical": 30}';
@@ -168,7 +175,6 @@ BEGIN
     IF given IS NULL THEN
         RETURN NULL;
     END IF;
-    -- What is no number in JSON arrives as a text: NaN, Infinity.
     IF jsonb_typeof(given) = 'number' THEN
         IF given::numeric BETWEEN 0 AND 3162240000 THEN
             RETURN round(given::numeric, 9);  -- some smaller ones have no place in a float8
@@ -176,6 +182,10 @@ BEGIN
             PERFORM windlass.refuse('WL006',
                 format('delay %s: use less than a hundred years', windlass.shown(given)));
         END IF;
+    -- What is no number in JSON arrives as a text.
+    ELSIF given NOT IN ('"NaN"', '"Infinity"', '"-Infinity"') THEN
+        PERFORM windlass.refuse('WL006',
+            format('delay %s: use seconds or a timedelta', windlass.shown(given)));
     END IF;
     PERFORM windlass.refuse('WL006',
         format('delay %s: use a finite number of seconds, not below 0', windlass.shown(given)));
@@ -185,15 +195,19 @@ $$;
 -- checked_time: when to begin, as a text with its time zone.
 CREATE FUNCTION windlass.checked_time(given jsonb) RETURNS timestamptz
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET TimeZone = 'UTC'  -- one that somebody made up may have another hour for the letter Z
 AS $$
 DECLARE
+    form constant text :=
+        '^[0-9]{4,}-[0-9]{2}-[0-9]{2}[T ].*(Z|[+-][0-9]{2}(:?[0-9]{2}){0,2})$';
     said constant text := CASE WHEN jsonb_typeof(given) = 'string' THEN given #>> '{}' END;
     at timestamptz;
 BEGIN
     IF given IS NULL THEN
         RETURN NULL;
     END IF;
-    IF jsonb_typeof(given) = 'string' AND said ~ '^\d{4,}-\d\d-\d\d[T ].*(Z|[+-]\d\d(:?\d\d){0,2})$' THEN
+    IF jsonb_typeof(given) = 'string' AND said ~ form THEN
         BEGIN
             at := said::timestamptz;
         EXCEPTION WHEN data_exception THEN
@@ -229,6 +243,7 @@ $$;
 -- those of Python.
 CREATE FUNCTION windlass.payload_fault(part jsonb, max_bytes integer) RETURNS text
 LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     too_long constant jsonpath := 'strict $.** ? (@.type() == "number"
@@ -254,7 +269,7 @@ BEGIN
     IF jsonb_path_exists(part, 'strict $.**{200} ? (@.type() == "array" || @.type() == "object")') THEN
         RETURN 'it is nested deeper than 200 levels; flatten it, or store the data elsewhere and pass a reference';
     END IF;
-    IF said ~ '\d{255}' THEN
+    IF said ~ '[0-9]{255}' THEN
         IF jsonb_path_exists(part, too_long) THEN
             RETURN too_long_said;
         END IF;
@@ -266,6 +281,7 @@ $$;
 -- check_payload: refuse what cannot be the arguments of a task; one that is at fault by itself is named.
 CREATE FUNCTION windlass.check_payload(type text, payload jsonb, max_bytes integer) RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     fault text;
@@ -322,6 +338,7 @@ AS $$
 DECLARE
     known_options constant text[] :=
         '{id,type,payload,queue,priority,delay,at,idempotency_key,max_attempts,tags,retention}';
+    not_built constant text[] := '{expires,ordering_key,on_dead}';
     settings windlass.setting;
     item jsonb;
     place integer;
@@ -341,6 +358,7 @@ DECLARE
     keys text[] := '{}';
     tag_lists text[] := '{}';
     retentions integer[] := '{}';
+    numbered boolean;
 BEGIN
     IF jsonb_typeof(tasks) IS DISTINCT FROM 'array' THEN
         PERFORM windlass.refuse('WL005', format(
@@ -360,7 +378,7 @@ BEGIN
             item := (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}') FROM jsonb_each(item) AS o
                 WHERE o.value <> 'null');
             SELECT o.key INTO unknown FROM jsonb_object_keys(item) AS o (key)
-            WHERE o.key <> ALL (known_options) LIMIT 1;
+            WHERE o.key <> ALL (known_options || not_built) LIMIT 1;
             IF FOUND THEN
                 PERFORM windlass.refuse('WL006', format('option %s is not known; options are: %s',
                     windlass.shown(to_jsonb(unknown)), array_to_string(known_options, ', ')));
@@ -369,6 +387,11 @@ BEGIN
             SELECT * INTO known FROM windlass.task_type t WHERE t.name = name;
             payload := coalesce(item -> 'payload', '{}');
             PERFORM windlass.check_payload(name, payload, settings.max_payload_bytes);
+            IF item ?| not_built THEN
+                SELECT o.key INTO unknown FROM unnest(not_built) WITH ORDINALITY AS o (key, ordinal)
+                WHERE item ? o.key ORDER BY o.ordinal LIMIT 1;
+                PERFORM windlass.refuse('WL006', format('option ''%s'' is not built yet', unknown));
+            END IF;
             IF item ? 'delay' AND item ? 'at' THEN
                 PERFORM windlass.refuse('WL006',
                     'options ''delay'' and ''at'' exclude each other; give one');
@@ -411,6 +434,8 @@ BEGIN
     IF cardinality(ids) = 0 THEN
         RETURN;
     END IF;
+    -- The client for Python brings an id for each task, and counts them by itself.
+    numbered := cardinality(ids) > 1 AND array_position(given, NULL) IS NOT NULL;
     IF current_setting('transaction_isolation') = 'serializable' THEN
         -- What is read here conflicts with whoever else enqueues: ids made within the last minute, as a
         -- client makes them, are not looked for.
@@ -441,7 +466,7 @@ BEGIN
         CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
         tag_lists, retentions,
         (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
-        false, true
+        false, true, numbered
     ) AS k ON k.ordinal = u.ordinal - 1
     ORDER BY u.ordinal;
     IF array_remove(given, NULL) <> '{}' THEN
@@ -471,6 +496,7 @@ LANGUAGE sql
 SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET extra_float_digits = 1  -- the delay goes through a text
+SET TimeZone = 'UTC'  -- and so does the time
 AS $$
 SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
     'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
@@ -492,9 +518,13 @@ DECLARE
     answer text;
     day date;
 BEGIN
-    IF reason IS NULL OR length(reason) > 2000 THEN
+    IF id IS NULL THEN
+        PERFORM windlass.refuse('WL007', 'null is not the id of a task; ids are UUIDs');
+    ELSIF reason IS NULL THEN
+        PERFORM windlass.refuse('WL006', 'reason null must be a string');
+    ELSIF length(reason) > 2000 THEN
         PERFORM windlass.refuse('WL006', format('reason %s has %s characters; use at most 2000',
-            coalesce(windlass.shown(to_jsonb(reason)), 'null'), coalesce(length(reason), 0)));
+            windlass.shown(to_jsonb(reason)), length(reason)));
     END IF;
     SELECT * INTO settings FROM windlass.setting;
     BEGIN
@@ -514,6 +544,9 @@ BEGIN
     RETURN answer <> 'ended';
 END
 $$;
+
+-- cancel calls it.
+ALTER FUNCTION windlass.cancel_task SET search_path = pg_catalog, pg_temp;
 
 -- They act with the rights of the schema's owner, so nobody may call them who was not let.
 REVOKE EXECUTE ON FUNCTION windlass.enqueue_many, windlass.enqueue, windlass.cancel FROM PUBLIC;

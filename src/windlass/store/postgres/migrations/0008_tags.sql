@@ -18,6 +18,7 @@ SELECT DISTINCT unnest(t.tags), t.id FROM windlass.task t WHERE t.tags IS NOT NU
 -- ATTACH takes a lighter lock than PARTITION OF: readers and settlements go on.
 CREATE OR REPLACE FUNCTION windlass.add_history_partition(first date, past date) RETURNS boolean
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET lock_timeout = '2s'  -- for this alone: the transaction may be that of a caller of cancel
 AS $$
 DECLARE
@@ -62,17 +63,24 @@ BEGIN
 END
 $$;
 
+DROP FUNCTION windlass.enqueue_tasks(
+    uuid[], text[], text[], smallint[], text[], smallint[], float8[], timestamptz[], text[], text[], integer[],
+    uuid, uuid, integer, boolean, boolean
+);
+
 -- enqueue_tasks: add all tasks or none. Arrays run in parallel; an array that no task uses is NULL.
 -- Returns the tasks that were there before: their place in the call and the id to answer with.
 -- Waits for an uncommitted task with the same idempotency key; keys are taken in sorted order.
-CREATE OR REPLACE FUNCTION windlass.enqueue_tasks(
+-- `numbered`: of a conflict, the message says which task of the call it is.
+CREATE FUNCTION windlass.enqueue_tasks(
     task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[],
     max_attempts smallint[], delays float8[], due_times timestamptz[], keys text[],
     tag_lists text[], retentions integer[],
     fence_token uuid, fence_task uuid, fence_generation integer,
-    repeated boolean, caller_commits boolean
+    repeated boolean, caller_commits boolean, numbered boolean DEFAULT false
 ) RETURNS TABLE (ordinal integer, task_id uuid)
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -137,7 +145,8 @@ BEGIN
             ORDER BY u.ordinal
             LIMIT 1;
             IF FOUND THEN
-                RAISE EXCEPTION 'task type ''%'', idempotency key ''%'': task % was enqueued with another payload',
+                RAISE EXCEPTION '%task type ''%'', idempotency key ''%'': task % was enqueued with another payload',
+                    CASE WHEN numbered THEN format('item %s: ', clash.ordinal - 1) ELSE '' END,
                     clash.type, clash.key, clash.task_id
                     USING ERRCODE = 'WL002', DETAIL = clash.ordinal - 1,
                     HINT = 'use another key for another payload';
