@@ -105,8 +105,8 @@ class App(TaskSet):
         async with self.using() as client:
             guest = client.checked_guest(checked.connection, is_async=True)
             defaults = await client.defaults(name)
-            client = await self.client()  # somebody may have closed the app meanwhile
-            enqueued = await client.enqueue_named(defaults, payload, checked, guest)
+            still_open = await self.client()  # somebody may have closed the app meanwhile
+            enqueued = await still_open.enqueue_named(defaults, payload, checked, guest)
         return Handle(self, enqueued.id, created=enqueued.created)
 
     async def enqueue_many(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:

@@ -25,6 +25,7 @@ from windlass.runtime import metrics as metrics_module
 from windlass.runtime.committer import Done, Settled
 from windlass.runtime.job import Job
 from windlass.runtime.metrics import Distribution, Metrics
+from windlass.telemetry import is_watched
 
 LABELS = ("type", "queue", "status", "outcome")
 Samples = dict[tuple[str, tuple[str, ...]], float]
@@ -144,7 +145,7 @@ def test_depths_are_shown_by_the_leader_and_queues_without_end_together(
 def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
     def ended(queue: str, outcome: Outcome) -> Done:
         task = ClaimedTask(UUID(int=1), "work", queue, 10, "{}", 0, 4, 1, None)
-        job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0, started_at=1.0, ended_at=2.0)
+        job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0, started_at=1.0, took=1.0)
         return Done(job, Settlement(UUID(int=2), task.id, 1, outcome))
 
     metrics = Metrics(lambda: (0, 1), lambda: False)
@@ -164,6 +165,46 @@ def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
         ("a", "lost"): 1,
         ("b", "dead"): 1,
     }
+
+
+def test_an_attempt_that_never_began_has_no_duration() -> None:
+    task = ClaimedTask(UUID(int=1), "work", "a", 10, "{}", 0, 4, 1, None)
+    job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0)
+    released = Done(job, Settlement(UUID(int=2), task.id, 1, Outcome.RELEASED))
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+
+    metrics("settled", Settled([released], [Answer.APPLIED]))
+
+    (durations,) = [
+        one for one in metrics.collect() if one.name == "windlass_task_duration_seconds"
+    ]
+    (ends,) = [one for one in metrics.collect() if one.name == "windlass_tasks_ended"]
+    assert durations.samples == []
+    assert [sample.value for sample in ends.samples] == [1]
+
+
+async def test_what_was_lost_with_its_lease_is_counted_as_such(app: App, port: int) -> None:
+    started = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with app.worker() as worker:
+        await work.enqueue()
+        await started.wait()
+        (job,) = worker._slots.running()
+        worker._slots.claims_lost([job.claim.token])
+        counted = await scrape(port)
+
+    assert counted["windlass_tasks_ended_total", ("work", "default", "lost")] == 1
+
+
+async def test_nobody_is_told_once_the_worker_has_ended(app: App) -> None:
+    await app.run_worker(until_idle=True)
+
+    assert not is_watched()
 
 
 async def test_without_the_extra_the_page_says_how_to_get_it(

@@ -37,7 +37,7 @@ class Job:
     task: ClaimedTask
     received_at: float  # monotonic, when the claim's answer arrived
     started_at: float | None = None  # monotonic
-    ended_at: float | None = None  # monotonic, when its handler had returned
+    took: float | None = None  # seconds, from the start of its handler until that returned
     reported: bool = False  # the store may have it as running
     report_confirmed: bool = False
     give_way_at: float | None = None  # monotonic, when it is or was told to end

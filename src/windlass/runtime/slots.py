@@ -20,7 +20,7 @@ from windlass.runtime.heartbeat import Leases
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.reporter import REPORT_EVERY
 from windlass.service import Stop
-from windlass.telemetry import emit
+from windlass.telemetry import emit, tell
 
 MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing is claimed
 LOOK_EVERY = 0.2  # seconds
@@ -128,6 +128,7 @@ class Slots:
         if self._leases.holds(claim.token):
             return False
         emit("lease.lost", token=claim.token, tasks=len(claim.tasks))
+        tell("lost", claim.tasks)
         return True
 
     # From job to job
@@ -165,8 +166,10 @@ class Slots:
             outcome = Failed(describe_exception(error))
         if job in self._running:  # it may have been given up meanwhile
             self._ended += 1
-            job.ended_at = time.monotonic()
-            may_write = outcome is not None and self._is_held(job, job.ended_at)
+            now = time.monotonic()
+            if job.started_at is not None:
+                job.took = now - job.started_at
+            may_write = outcome is not None and self._is_held(job, now)
             self._free_slot(job, outcome if may_write else None)
 
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
@@ -232,6 +235,7 @@ class Slots:
 
     def _tell_lost(self, job: Job) -> None:
         emit("lease.lost", task_id=job.task.id, type=job.task.type, token=job.claim.token)
+        tell("lost", (job.task,))
 
     def running(self) -> list[Job]:
         """Return the jobs that run. Another thread may ask."""
