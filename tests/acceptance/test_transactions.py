@@ -153,6 +153,7 @@ async def test_a_connection_of_the_other_colour_is_a_type_error(
     assert await counted(look) == (0, 0)
 
 
+@pytest.mark.needs_direct("there is no listener without one")
 @pytest.mark.parametrize("first", ["worker", "enqueue"])
 async def test_an_idle_worker_is_woken_by_the_commit(
     database_url: str,

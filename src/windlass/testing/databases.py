@@ -57,8 +57,11 @@ async def make_database(server_url: str, template: str) -> str:
     """Copy a template and return the URL of the copy, which no other test has."""
     # By chance: processes in containers have the same ids, at once and one after another.
     name = f"test_{secrets.token_hex(6)}_{next(_numbers)}"
+    sql = SqlFiles("windlass.testing", "windlass")
     async with _administering(server_url) as admin:
-        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+        is_careless = await admin.fetchval(sql.statement("is_careless"))
+        strategy = "FILE_COPY" if is_careless else "WAL_LOG"
+        await admin.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY {strategy}")
     return on_database(server_url, name)
 
 
