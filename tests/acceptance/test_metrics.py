@@ -167,6 +167,44 @@ def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
     }
 
 
+@pytest.mark.parametrize("most_claims", [1000, 0])
+def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(
+    monkeypatch: pytest.MonkeyPatch, most_claims: int
+) -> None:
+    monkeypatch.setattr(metrics_module, "MOST_CLAIMS", most_claims)
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+    batch: list[Done] = []
+    for number, queues in enumerate(("aa", "a", "b", "ab")):
+        tasks = tuple(
+            ClaimedTask(UUID(int=place), "work", queue, 10, "{}", 0, 4, 1, None)
+            for place, queue in enumerate(queues)
+        )
+        claim = Claim(UUID(int=number), 1, tasks)
+        metrics("claimed", claim)
+        jobs = [Job(claim, task, 0.0, started_at=1.0, took=1.0) for task in tasks]
+        done = [
+            Done(job, Settlement(claim.token, job.task.id, 1, Outcome.COMPLETED)) for job in jobs
+        ]
+        metrics("settled", Settled(done, [Answer.APPLIED] * len(done)))
+        batch += done
+    metrics("settled", Settled(batch[:3], [Answer.APPLIED] * 3))  # two claims of one kind
+    metrics("settled", Settled(batch, [Answer.APPLIED] * len(batch)))
+
+    counts = {
+        (one.name, sample.labels["queue"]): sample.value
+        for one in metrics.collect()
+        for sample in one.samples
+        if sample.name in {"windlass_tasks_ended_total", "windlass_task_duration_seconds_count"}
+    }
+    ended, durations = "windlass_tasks_ended", "windlass_task_duration_seconds"
+    assert counts == {
+        (ended, "a"): 11,
+        (ended, "b"): 4,
+        (durations, "a"): 11,
+        (durations, "b"): 4,
+    }
+
+
 def test_an_attempt_that_never_began_has_no_duration() -> None:
     task = ClaimedTask(UUID(int=1), "work", "a", 10, "{}", 0, 4, 1, None)
     job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0)

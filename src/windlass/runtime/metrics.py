@@ -5,13 +5,14 @@ when Prometheus asks.
 """
 
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import Any
+from uuid import UUID
 
 from prometheus_client.core import (
     CollectorRegistry,
@@ -23,7 +24,15 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from windlass.model.task import Answer, ClaimedTask, Enqueued, Outcome, QueueRecord, Settlement
+from windlass.model.task import (
+    Answer,
+    Claim,
+    ClaimedTask,
+    Enqueued,
+    Outcome,
+    QueueRecord,
+    Settlement,
+)
 from windlass.runtime.monitor import Page
 from windlass.telemetry import counted
 
@@ -31,6 +40,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
 SORTED_AT_ONCE = 500  # values
 TASKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 MOST_LABELS = 1000  # of types and queues together: who enqueues by name may make up any number
+MOST_CLAIMS = 1000  # whose kind is remembered; of others each task is looked at
 OTHERS = ("others", "others")
 
 Labels = tuple[str, str]  # type, queue
@@ -69,15 +79,21 @@ class Distribution:
                 self._sort_in()
 
     def _sort_in(self) -> None:
-        values = sorted(self._new)
-        self._new.clear()
+        values, self._new = self._new, []
         self._total += sum(values)
+        if values and (only := self._bucket(max(values))) == self._bucket(min(values)):
+            self._counts[only] += len(values)
+            return
+        values.sort()
         below = 0
         for place, bound in enumerate(self._bounds):
             until = bisect_right(values, bound, below)
             self._counts[place] += until - below
             below = until
         self._counts[-1] += len(values) - below
+
+    def _bucket(self, value: float) -> int:
+        return bisect_left(self._bounds, value)
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
         """Return how many values are at most as large as each bound, and the sum of all."""
@@ -95,6 +111,7 @@ class Metrics(Collector):
         self._slots = slots
         self._is_leader = is_leader
         self._known: dict[Labels, Labels] = {}
+        self._kinds: dict[UUID, Labels | None] = {}  # of claims, if all their tasks are of one
         self._enqueued: Counter[Labels] = Counter()
         self._claimed: Counter[Labels] = Counter()
         self._ended: Counter[tuple[str, str, str]] = Counter()
@@ -143,7 +160,10 @@ class Metrics(Collector):
     def _count_claimed(self, claim: Any) -> None:
         tasks = claim.tasks
         self._claims.add((len(tasks),))
-        if kind := _only(map(_type, tasks), map(_queue, tasks)):
+        self._kinds[claim.token] = kind = _only(map(_type, tasks), map(_queue, tasks))
+        if len(self._kinds) > MOST_CLAIMS:
+            self._kinds.pop(next(iter(self._kinds)))
+        if kind:
             labels = self._labels(*kind)
             self._claimed[labels] += len(tasks)
             self._waits[labels].add(map(_waited, tasks))
@@ -157,9 +177,8 @@ class Metrics(Collector):
         batch, answers = settled.batch, settled.answers
         self._settlements.add((len(batch),))
         jobs, settlements = zip(*batch, strict=True)
-        tasks = [job.task for job in jobs]
         completed = list(map(_outcome, settlements)).count(Outcome.COMPLETED)
-        kind = _only(map(_type, tasks), map(_queue, tasks))
+        kind = self._only_kind([job.claim for job in jobs])
         if kind and completed == len(batch) == answers.count(Answer.APPLIED):
             labels = self._labels(*kind)
             self._ended[*labels, "completed"] += completed
@@ -171,6 +190,13 @@ class Metrics(Collector):
             self._ended[*labels, _shown(done, answer)] += 1
             if job.took is not None:
                 self._durations[labels].add((job.took,))
+
+    def _only_kind(self, claims: Sequence[Claim]) -> Labels | None:
+        """The type and the queue of all tasks of these claims, if that is known to be one."""
+        # By identity: to compare claims would cost more than to look at every task.
+        distinct = dict(zip(map(id, claims), claims, strict=True)).values()
+        kinds = {self._kinds.get(claim.token) for claim in distinct}
+        return kinds.pop() if len(kinds) == 1 else None
 
     def _count_lost(self, tasks: Sequence[ClaimedTask]) -> None:
         for task in tasks:
