@@ -24,6 +24,17 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND random() < 0.
 """
 
 
+async def until_registered(connection: asyncpg.Connection, fleet: Fleet) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            known = {
+                row["pid"] for row in await connection.fetch("SELECT pid FROM windlass.worker")
+            }
+            if known >= set(fleet.pids()):
+                return
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.stress
 @pytest.mark.timeout(600)
 @pytest.mark.needs_direct("its own sessions are cut, and not those of a pooler")
@@ -62,6 +73,7 @@ async def test_every_transfer_happens_once(database_url: str, tmp_path: Path) ->
         took = time.monotonic() - began
         for pid in fleet.pids():
             fleet.resume(pid)
+        await until_registered(connection, fleet)  # or a signal ends one that has just been started
         codes = await asyncio.to_thread(fleet.terminate)
         assert codes == [0] * WORKERS, fleet.log.read_text()[-5000:]
     finally:
