@@ -181,15 +181,7 @@ class App(TaskSet):
         with self.monitor() as monitor:
             async with self:
                 worker = await self.new_worker(monitor=monitor, **options)
-                running = asyncio.create_task(
-                    worker.run(until_idle=until_idle), name="windlass-worker"
-                )
-                try:
-                    await asyncio.shield(running)
-                except asyncio.CancelledError:
-                    worker.stop()
-                    await running
-                    raise
+                await run_to_end(worker, until_idle=until_idle)
 
     @contextmanager
     def monitor(self) -> Iterator[Monitor | None]:
@@ -367,6 +359,17 @@ class App(TaskSet):
     async def diagnosis(self) -> list[Finding]:
         """Look at the database without opening or migrating it; return what is found."""
         return await self._database.diagnosis()
+
+
+async def run_to_end(worker: Worker, *, until_idle: bool) -> None:
+    """Let it run; if this is cancelled it is drained first, or its handlers would go on."""
+    running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        worker.stop()
+        await running
+        raise
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """Counts and distributions of what the stages tell, kept cheaply and written out when asked for.
 
-A batch costs a few dictionary look-ups for each of its tasks; what Prometheus wants of it is worked out
-when Prometheus asks.
+A batch of one type and queue that went well is taken in as a whole; what Prometheus wants of it is worked
+out when Prometheus asks.
 """
 
 import threading

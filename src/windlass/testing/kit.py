@@ -1,13 +1,12 @@
 """An application in memory, for its own tests: no server, and a clock that moves when told to."""
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from windlass.app import App
+from windlass.app import App, run_to_end
 from windlass.client import Task
 from windlass.encoding import decode_json, encode_json
 from windlass.model.errors import ConfigurationError, PayloadError
@@ -113,21 +112,10 @@ async def drain(app: App) -> None:
             while await store.rescue(EVERYTHING) != Rescued():
                 pass
             await store.promote(EVERYTHING)
-            await _run_until_idle(app)
+            # Not `run_worker`, which answers probes: tests beside this one would want the same port.
+            await run_to_end(await app.new_worker(), until_idle=True)
             if not await store.promote(EVERYTHING):
                 return
-
-
-async def _run_until_idle(app: App) -> None:
-    # Not `run_worker`, which answers probes: tests beside this one would want the same port.
-    worker = await app.new_worker()
-    running = asyncio.create_task(worker.run(until_idle=True), name="windlass-worker")
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        worker.stop()  # or handlers would go on without it
-        await running
-        raise
 
 
 def _name_of(task: Task[..., Any] | str) -> str:
