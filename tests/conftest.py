@@ -1,6 +1,7 @@
 """A real PostgreSQL for the whole session, and a fresh database from a template for each test."""
 
 import asyncio
+import gc
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,9 +18,29 @@ from windlass.testing.databases import drop_database, make_database, make_templa
 pytest.register_assert_rewrite("windlass.testing.store_contract", "contract.store_machine")
 
 
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30  # bytes; the tests use a quarter of it
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest decides on its folder
 def pytest_configure(config: pytest.Config) -> None:
     if BEHIND_POOLER:
         os.environ["WINDLASS_POOLER"] = "true"  # for every app, also in other processes
+    if config.option.basetemp is None and has_room_in_memory():
+        folder = MEMORY / f"pytest-of-windlass-{os.getpid()}"
+        config.option.basetemp = str(folder)
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays: it need not be looked through again and again
+
+
+def has_room_in_memory() -> bool:
+    """Whether there is: a database per test is hundreds of files, which some disks are slow to make."""
+    if not MEMORY.is_dir() or os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        return False
+    return os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -137,7 +137,8 @@ class App(TaskSet):
 
     async def send(self, calls: Sequence[Call]) -> list[Handle]:
         """Enqueue calls, all or none."""
-        async with self.using() as client:
+        async with self._database.using() as opened:
+            client = opened.client
             guest = client.guest(calls, is_async=True)
             return self._handles(await client.enqueue(calls, guest))
 
@@ -181,7 +182,15 @@ class App(TaskSet):
         with self.monitor() as monitor:
             async with self:
                 worker = await self.new_worker(monitor=monitor, **options)
-                await run_to_end(worker, until_idle=until_idle)
+                running = asyncio.create_task(
+                    worker.run(until_idle=until_idle), name="windlass-worker"
+                )
+                try:
+                    await asyncio.shield(running)
+                except asyncio.CancelledError:
+                    worker.stop()  # or its handlers would go on
+                    await running
+                    raise
 
     @contextmanager
     def monitor(self) -> Iterator[Monitor | None]:
@@ -290,13 +299,17 @@ class App(TaskSet):
 
     @contextmanager
     def kept_at(self, url: str, *, memory: MemoryStore | None = None) -> Iterator[None]:
-        """Use another database, or this memory, while the block lasts."""
-        outside = self._database
+        """Use another database, or this memory, while the block lasts, and answer no probes.
+
+        Tests run beside each other, and the port is one.
+        """
+        outside, settings = self._database, self.settings
+        self.settings = replace(settings, health_port=0)
         self._database = self._new_database(url, memory)
         try:
             yield
         finally:
-            inside, self._database = self._database, outside
+            inside, self._database, self.settings = self._database, outside, settings
             inside.close_portal()
 
     # Opening and closing
@@ -359,17 +372,6 @@ class App(TaskSet):
     async def diagnosis(self) -> list[Finding]:
         """Look at the database without opening or migrating it; return what is found."""
         return await self._database.diagnosis()
-
-
-async def run_to_end(worker: Worker, *, until_idle: bool) -> None:
-    """Let it run; if this is cancelled it is drained first, or its handlers would go on."""
-    running = asyncio.create_task(worker.run(until_idle=until_idle), name="windlass-worker")
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        worker.stop()
-        await running
-        raise
 
 
 @asynccontextmanager

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from windlass.context import Context
-from windlass.encoding import decode_json, decode_other, encode_arguments, no_number
+from windlass.encoding import (
+    decode_json,
+    decode_other,
+    encode_arguments,
+    encode_short,
+    no_number,
+)
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
 
@@ -22,6 +28,8 @@ from windlass.model.limits import shown
 _CHOICE = re.compile(
     r"Invalid (?:enum )?value .*?(?P<place> - at `[^`]*`(?: in `[^`]*`)?)?", re.DOTALL
 )
+MOST_SHAPES = 100  # of calls that are remembered, of each function
+_PLAIN = frozenset({str, int, float, bool, type(None)})  # equal as they are, if of one type
 
 
 class _Stray(NamedTuple):
@@ -35,7 +43,7 @@ class ArgumentCodec:
     """The arguments of one function as a JSON object, by name."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._name = name
+        self._what = f"task '{name}'"
         try:
             signature = inspect.signature(function)
         except ValueError as error:  # some that are built in say nothing of their parameters
@@ -83,6 +91,7 @@ class ArgumentCodec:
         self._names = [p.name for p in parameters]
         self._kinds = {one.name: hints.get(one.name, Any) for one in parameters}
         self._required = [p.name for p in parameters if p.default is p.empty]
+        self._shapes: dict[tuple[int | str, ...], tuple[str, ...]] = {}
         try:
             shape = msgspec.defstruct(
                 "Arguments", shape_fields, kw_only=True, forbid_unknown_fields=True
@@ -93,15 +102,47 @@ class ArgumentCodec:
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_bytes: int) -> str:
         """Bind a call and encode it; what would not arrive as it was sent is refused."""
+        arguments = self._bound(args, kwargs)
+        text = self._encode_plain(arguments, max_bytes)
+        return self.encode_named(arguments, max_bytes=max_bytes) if text is None else text
+
+    def _encode_plain(self, arguments: dict[str, Any], max_bytes: int) -> str | None:
+        """Encode what nearly all calls bring; None: it has to be looked at more closely."""
+        for sent in arguments.values():
+            if type(sent) not in _PLAIN:
+                return None
         try:
-            bound = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise PayloadError(f"task '{self._name}': {error}") from error
-        return self.encode_named(bound, max_bytes=max_bytes)
+            encoded = encode_short(arguments, max_bytes)
+            arrived = encoded and self._decoder.decode(encoded)
+        except Exception:  # noqa: BLE001 - it is told by whoever looks more closely
+            return None
+        if not encoded:
+            return None
+        for name, sent in arguments.items():
+            came = getattr(arrived, name)
+            if sent != came or type(sent) is not type(came):
+                return None
+        return encoded.decode()
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name, in the order of the parameters."""
+        # Whether a call fits depends on its shape alone, and most have the same.
+        shape: tuple[int | str, ...] = (len(args), *kwargs)
+        names = self._shapes.get(shape)
+        if names is None:
+            try:
+                bound = self._signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise PayloadError(f"{self._what}: {error}") from error
+            if len(self._shapes) < MOST_SHAPES:
+                self._shapes[shape] = tuple(bound)
+            return bound
+        given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
+        return given if tuple(given) == names else {name: given[name] for name in names}
 
     def encode_named(self, arguments: Any, *, max_bytes: int) -> str:
         """Encode arguments that already have their names."""
-        what = f"task '{self._name}'"
+        what = self._what
         if not isinstance(arguments, dict):
             kind = type(arguments).__name__
             raise PayloadError(f"{what}: the payload is a {kind}; give a dict of arguments")
@@ -162,7 +203,7 @@ class ArgumentCodec:
             else:
                 fault = self._told_by(error)
             raise PayloadError(
-                f"task '{self._name}': the payload does not fit: {fault}"
+                f"{self._what}: the payload does not fit: {fault}"
             ) from _without_values(error)
         return {
             name: value
@@ -238,6 +279,9 @@ def _unreadable(kind: Any) -> Any:
 
 
 def _arrives(sent: Any, arrived: Any) -> bool:
+    kind = type(sent)
+    if kind in _PLAIN and kind is type(arrived):
+        return bool(sent == arrived)
     try:
         return _same(sent, arrived)
     except Exception:  # noqa: BLE001 - too deep, or an equality of the value's own

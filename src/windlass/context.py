@@ -11,9 +11,17 @@ from typing import Any, Never, Protocol, overload
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import Fence
 
-# The fence of the handler that is running here, with the registry it belongs to: enqueues of the
-# same application carry it.
-current_fence: ContextVar[tuple[object, Fence] | None] = ContextVar("windlass_fence", default=None)
+
+class Fenced(Protocol):
+    """What is running."""
+
+    @property
+    def fence(self) -> Fence:
+        """What every write on behalf of its task shows."""
+
+
+# What is running here, with the registry it belongs to: enqueues of the same application carry its fence.
+current_job: ContextVar[tuple[object, Fenced] | None] = ContextVar("windlass_job", default=None)
 
 
 class Ending(Protocol):

@@ -26,6 +26,7 @@ _LONG_NUMBER = re.compile(rb"\d{300}")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_SHORT = min(DEEPEST_VALUE, 300)  # bytes in which nothing can be too deep, and no number too long
 
 
 class _TooDeepError(ValueError):
@@ -75,6 +76,9 @@ def _dumped(model: Any) -> Any:
     if _is_model(plain):
         raise TypeError(f"model_dump of a value of type {type(model).__name__} gives a model again")
     return plain
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_other)
 
 
 def decode_other(kind: type, value: Any) -> Any:
@@ -152,7 +156,7 @@ def _encode(value: Any, *, what: str, max_bytes: int) -> str:
             f"{what}: {size} bytes are more than the limit of {max_bytes}; "
             "store the data elsewhere and pass a reference"
         )
-    if (fault := _unreadable(encoded)) is not None:
+    if size > _SHORT and (fault := _unreadable(encoded)) is not None:
         raise PayloadError(f"{what}: {fault}")
     return encoded.decode()
 
@@ -173,6 +177,14 @@ def _unreadable(encoded: bytes) -> str | None:
     return None
 
 
+def encode_short(value: Any, max_bytes: int) -> bytes:
+    """Encode a value that is short enough for little to be wrong with it, or return nothing."""
+    encoded = _ENCODER.encode(value)
+    if len(encoded) > _SHORT or len(encoded) > max_bytes or b"\\u0000" in encoded:
+        return b""
+    return encoded
+
+
 def encode_arguments(arguments: dict[str, Any], *, what: str, max_bytes: int) -> str:
     """Encode arguments by name, or raise `PayloadError`, which names the one that does not fit."""
     try:
@@ -185,7 +197,7 @@ def encode_arguments(arguments: dict[str, Any], *, what: str, max_bytes: int) ->
 
 def _to_json(value: Any) -> bytes:
     try:
-        encoded = msgspec.json.encode(value, enc_hook=_encode_other)
+        encoded = _ENCODER.encode(value)
     except UnicodeEncodeError as error:
         raise ValueError(
             "a string holds half of a surrogate pair, which UTF-8 cannot carry"

@@ -1,11 +1,21 @@
 """What a user may enqueue, from outside and from a handler."""
 
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
 from windlass import App, IdempotencyConflict, PayloadError, TaskState
+from windlass.client import Handle
+from windlass.model.task import Enqueued, NewTask
+from windlass.telemetry import unwatch, watch
 
 
 async def test_a_time_in_the_past_means_now(app: App) -> None:
@@ -74,6 +84,163 @@ async def test_a_conflict_among_many_is_named_and_nothing_is_written(app: App) -
     (queue,) = await (await app.store()).queues()
     assert queue.counts == {TaskState.PENDING: 1}
     assert (await first.get()).payload == {"order": 1}
+
+
+@pytest.fixture
+async def sql(sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+    connection = await asyncpg.connect(sql_url)
+    yield connection
+    await connection.close()
+
+
+TRANSACTIONS = "SELECT count(DISTINCT x) FROM windlass.ready"
+REFUSE = """
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'this one is refused' USING ERRCODE = 'WL005';
+END
+$$;
+CREATE TRIGGER refuse BEFORE INSERT ON windlass.task FOR EACH ROW
+WHEN (NEW.payload = '{"n": 50}') EXECUTE FUNCTION public.refuse();
+"""
+
+
+async def test_tasks_that_are_enqueued_at_the_same_time_share_transactions(
+    database_url: str, sql: asyncpg.Connection
+) -> None:
+    told: list[int] = []
+
+    def count(event: str, batch: Any) -> None:
+        if event == "enqueued":
+            told.extend(json.loads(task.payload)["n"] for task in batch.tasks)
+
+    app = App(database_url, **QUICK)
+
+    @app.task
+    async def work(n: int) -> None: ...
+
+    @app.task
+    async def other(n: int) -> None: ...
+
+    watch(count)
+    async with app:
+        calls = [(work, other)[n % 10 == 0].enqueue(n) for n in range(100)]
+        handles = await asyncio.gather(*calls)
+        records = await asyncio.gather(*(handle.get() for handle in handles))
+    unwatch(count)
+
+    assert [record.payload["n"] for record in records] == list(range(100))
+    assert {record.type for record in records if record.payload["n"] % 10 == 0} == {"other"}
+    assert await sql.fetchval(TRANSACTIONS) <= 5
+    assert sorted(told) == list(range(100))
+
+
+async def test_tasks_that_are_enqueued_from_threads_at_the_same_time_are_all_there(
+    database_url: str, sql: asyncpg.Connection
+) -> None:
+    app = App(database_url, **QUICK)
+
+    @app.task
+    async def work(n: int) -> None: ...
+
+    def enqueue(n: int) -> bool:
+        ready.wait()
+        return work.enqueue_sync(n).created
+
+    ready = threading.Barrier(20)
+    with ThreadPoolExecutor(20) as threads:
+        created = await asyncio.to_thread(lambda: list(threads.map(enqueue, range(20))))
+    await asyncio.to_thread(app.close_sync)
+
+    assert created == [True] * 20
+    assert await sql.fetchval("SELECT count(*) FROM windlass.ready") == 20
+
+
+async def test_one_that_the_database_refuses_fails_alone(
+    database_url: str, sql: asyncpg.Connection
+) -> None:
+    await sql.execute(REFUSE)
+    app = App(database_url, **QUICK)
+
+    @app.task
+    async def work(n: int) -> None: ...
+
+    async with app:
+        calls = [work.enqueue(n) for n in range(100)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+
+    refused = answers.pop(50)
+    assert isinstance(refused, PayloadError)
+    assert str(refused) == "this one is refused"
+    assert all(isinstance(answer, Handle) for answer in answers)
+    assert await sql.fetchval("SELECT count(*) FROM windlass.task") == 99
+
+
+async def test_a_conflict_of_one_is_none_of_the_others(app: App) -> None:
+    @app.task
+    async def pay(order: int) -> None: ...
+
+    keyed = pay.options(idempotency_key="o-1")
+    await keyed.enqueue(1)
+
+    calls = [pay.enqueue(n) for n in range(10)]
+    *answers, conflict = await asyncio.gather(*calls, keyed.enqueue(2), return_exceptions=True)
+
+    assert isinstance(conflict, IdempotencyConflict)
+    assert all(isinstance(answer, Handle) for answer in answers)
+
+
+async def test_tasks_with_keys_are_written_each_for_itself(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sizes = await app.store(), []
+    enqueue = store.enqueue
+
+    async def counted(tasks: Sequence[NewTask], **options: Any) -> list[Enqueued]:
+        sizes.append(len(tasks))
+        return await enqueue(tasks, **options)
+
+    monkeypatch.setattr(store, "enqueue", counted)
+
+    @app.task
+    async def pay(order: int) -> None: ...
+
+    await asyncio.gather(*(pay.options(idempotency_key=f"o-{n}").enqueue(n) for n in range(10)))
+
+    assert sizes == [1] * 10
+
+
+async def test_an_app_that_is_closed_answers_what_is_under_way(app: App) -> None:
+    @app.task
+    async def work(n: int) -> None: ...
+
+    calls = [asyncio.create_task(work.enqueue(n)) for n in range(50)]
+    while not any(call.done() for call in calls):
+        await asyncio.sleep(0)
+    await app.close()
+
+    answers = await asyncio.gather(*calls)
+    assert len({handle.id for handle in answers}) == 50
+    for handle in answers:
+        assert (await handle.get()).status is TaskState.PENDING
+
+
+async def test_a_bad_item_of_a_large_call_is_named_and_nothing_is_written(app: App) -> None:
+    """Its first tasks are written while the others are made."""
+
+    @app.task
+    async def resize(width: int) -> None: ...
+
+    calls = [resize.call(width) for width in range(2500)]
+    calls[2345] = resize.call("wide")  # type: ignore[arg-type]  # on purpose
+
+    with pytest.raises(PayloadError, match=r"^item 2345: task 'resize': .*width"):
+        await app.enqueue_many(calls)
+
+    assert await (await app.store()).queues() == []
+    del calls[2345]
+    handles = await app.enqueue_many(calls)
+    assert (await handles[2345].get()).payload == {"width": 2346}
 
 
 async def test_a_handler_may_enqueue_and_its_fence_goes_with_it(app: App) -> None:

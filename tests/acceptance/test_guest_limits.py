@@ -16,7 +16,7 @@ import sqlalchemy
 import sqlalchemy.exc
 from django.db import transaction as django_transaction
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Session, scoped_session, sessionmaker
 
 from acceptance.guests import ALONE, CALLERS, Caller, sqlalchemy_url, use_django
 from acceptance.quick import QUICK
@@ -202,7 +202,7 @@ async def test_no_statement_of_a_large_call_is_larger_than_one_value_can_be(
     """Among jsonb's limits is one of 256 MB, and what is JSON may be six times as large there."""
     store = await app.store()
     guest = SizedGuest()
-    await store.enqueue_within(guest, [replace(task, id=UUID(int=n)) for n in range(number)])
+    await store.enqueue_within(guest, [task._replace(id=UUID(int=n)) for n in range(number)])
 
     assert sum(tasks for tasks, _ in guest.sizes) == number
     assert max(tasks for tasks, _ in guest.sizes) <= 10_000
@@ -293,6 +293,25 @@ async def test_django_enqueues_in_its_atomic_block(
 
     await asyncio.to_thread(enqueue)
     assert await left(app) == 2
+
+
+class Mapped(DeclarativeBase): ...
+
+
+def test_a_session_of_several_databases_is_refused_with_the_way_out(
+    app: App, database_url: str
+) -> None:
+    engine = sqlalchemy.create_engine(sqlalchemy_url(database_url, "psycopg"))
+    with Session(binds={Mapped: engine}) as session:
+        with pytest.raises(TypeError, match=r"session\.connection\(bind_arguments="):
+            app.enqueue_sync("work", {"n": 1}, connection=session)
+
+        own = session.connection(bind_arguments={"bind": engine})
+        handle = app.enqueue_sync("work", {"n": 1}, connection=own)
+        session.commit()
+    engine.dispose()
+
+    assert handle.get_sync().status == "pending"
 
 
 async def test_what_is_no_connection_is_named(app: App, work: Task[[int], Any]) -> None:

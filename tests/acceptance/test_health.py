@@ -20,8 +20,10 @@ from acceptance.probes import fetch
 from acceptance.quick import QUICK
 from faults.processes import until
 from windlass import App, ConfigurationError, StoreUnavailable
-from windlass.runtime import fetcher, health, heartbeat, monitor
+from windlass.runtime import fetcher, health, heartbeat, monitor, reporter
 from windlass.runtime import worker as worker_module
+
+WITHIN = 30.0  # seconds
 
 
 class Answer(NamedTuple):
@@ -42,6 +44,14 @@ def ask(port: int) -> Callable[[str], Any]:
         return Answer(status, json.loads(body)["checks"])
 
     return ask
+
+
+async def until_answered(ask: Any, status: int) -> Answer:
+    answer: Answer = await ask("/readyz")
+    async with asyncio.timeout(WITHIN):
+        while answer.status != status:
+            answer = await ask("/readyz")
+    return answer
 
 
 async def test_a_worker_that_works_is_alive_and_ready(app: App, ask: Any) -> None:
@@ -90,6 +100,68 @@ async def test_a_worker_that_is_asked_to_stop_is_not_ready_from_that_moment(
         assert (ready.status, ready.checks["worker"]) == (503, "stopping")
         assert (await ask("/livez")).status == 200
         finish.set()
+
+
+async def test_a_worker_that_is_asked_to_stop_while_it_is_looked_at_is_not_ready(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look() -> None:
+        looking.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(await app.store(), "check", look)
+    async with app.worker() as worker:
+        asking = asyncio.create_task(ask("/readyz"))
+        await looking.wait()
+        worker.stop()
+        go_on.set()
+        ready = await asking
+
+    assert (ready.status, ready.checks["worker"]) == (503, "stopping")
+
+
+async def test_a_worker_that_has_failed_is_not_ready_while_it_drains(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, fail, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def report(*_: object) -> None:
+        await fail.wait()
+        raise RuntimeError("broken")
+
+    @app.task
+    async def work() -> None:
+        started.set()
+        await finish.wait()
+
+    monkeypatch.setattr(reporter.Reporter, "run", report)
+    await work.enqueue()
+    running = asyncio.create_task(app.run_worker())
+    await started.wait()
+    fail.set()
+    await until_answered(ask, 503)  # it may have failed while that question was under way
+    ready = await ask("/readyz")
+    finish.set()
+    with pytest.raises(RuntimeError, match="broken"):
+        await running
+
+    assert ready == (503, {"worker": "stopping", "event loop": "ok"})
+
+
+async def test_a_look_that_fails_in_an_unknown_way_is_told(
+    app: App, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look() -> None:
+        raise asyncpg.UndefinedTableError("there is no such table")
+
+    monkeypatch.setattr(await app.store(), "check", look)
+    async with app.worker():
+        ready = await ask("/readyz")
+
+    assert ready.status == 503
+    assert ready.checks["store"] == "UndefinedTableError: there is no such table"
 
 
 async def test_an_event_loop_that_does_not_turn_is_told(
@@ -183,11 +255,9 @@ async def test_a_worker_whose_claims_are_not_answered_is_alive_but_not_ready(
     async with App(database_url, **QUICK, health_port=port) as app, app.worker():
         async with connection.transaction():
             await connection.execute("LOCK TABLE windlass.ready IN ACCESS EXCLUSIVE MODE")
-            while (ready := await ask("/readyz")).status == 200:
-                pass
+            ready = await until_answered(ask, 503)
             alive = await ask("/livez")
-        while (await ask("/readyz")).status == 503:
-            pass
+        await until_answered(ask, 200)
     await connection.close()
 
     assert "no look for work was answered for" in ready.checks["claims"]
@@ -203,11 +273,9 @@ async def test_a_worker_that_cannot_keep_its_leases_is_alive_but_not_ready(
     async with app.worker():
         with monkeypatch.context() as broken:
             broken.setattr(heartbeat.Heartbeat, "_beat", fail)
-            while (ready := await ask("/readyz")).status == 200:
-                pass
+            ready = await until_answered(ask, 503)
             alive = await ask("/livez")
-        while (await ask("/readyz")).status == 503:
-            pass
+        await until_answered(ask, 200)
 
     assert "has kept no lease for" in ready.checks["heart"]
     assert alive.status == 200

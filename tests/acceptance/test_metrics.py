@@ -142,6 +142,10 @@ def test_depths_are_shown_by_the_leader_and_queues_without_end_together(
     assert depths() == {}
 
 
+def settled(batch: list[Done], answers: list[Answer]) -> Settled:
+    return Settled(batch, [done.settlement.outcome for done in batch], answers)
+
+
 def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
     def ended(queue: str, outcome: Outcome) -> Done:
         task = ClaimedTask(UUID(int=1), "work", queue, 10, "{}", 0, 4, 1, None)
@@ -152,7 +156,7 @@ def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
     done, lost, dead = Outcome.COMPLETED, Answer.LOST, Outcome.DEAD
     told = [(ended("a", done), Answer.APPLIED), (ended("b", done), Answer.APPLIED)]
     for batch in (told, [*told, (ended("a", done), lost), (ended("b", dead), Answer.APPLIED)]):
-        metrics("settled", Settled(*(list(part) for part in zip(*batch, strict=True))))
+        metrics("settled", settled([done for done, _ in batch], [answer for _, answer in batch]))
 
     (family,) = [one for one in metrics.collect() if one.name == "windlass_tasks_ended"]
     counts = {
@@ -185,10 +189,10 @@ def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(
         done = [
             Done(job, Settlement(claim.token, job.task.id, 1, Outcome.COMPLETED)) for job in jobs
         ]
-        metrics("settled", Settled(done, [Answer.APPLIED] * len(done)))
+        metrics("settled", settled(done, [Answer.APPLIED] * len(done)))
         batch += done
-    metrics("settled", Settled(batch[:3], [Answer.APPLIED] * 3))  # two claims of one kind
-    metrics("settled", Settled(batch, [Answer.APPLIED] * len(batch)))
+    metrics("settled", settled(batch[:3], [Answer.APPLIED] * 3))  # two claims of one kind
+    metrics("settled", settled(batch, [Answer.APPLIED] * len(batch)))
 
     counts = {
         (one.name, sample.labels["queue"]): sample.value
@@ -205,13 +209,52 @@ def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(
     }
 
 
+@pytest.mark.parametrize(
+    ("answers", "counts"),
+    [
+        ([Answer.APPLIED, Answer.LOST, Answer.APPLIED], {"completed": 2, "lost": 1}),
+        ([Answer.LOST] * 3, {"lost": 3}),
+    ],
+)
+def test_what_was_completed_too_late_counts_as_lost_in_a_batch_of_one_kind(
+    answers: list[Answer], counts: dict[str, int]
+) -> None:
+    tasks = tuple(
+        ClaimedTask(UUID(int=place), "work", "a", 10, "{}", 0, 4, 1, None) for place in range(3)
+    )
+    claim = Claim(UUID(int=9), 1, tasks)
+    jobs = [Job(claim, task, 0.0, started_at=1.0, took=1.0) for task in tasks]
+    batch = [Done(job, Settlement(claim.token, job.task.id, 1, Outcome.COMPLETED)) for job in jobs]
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+    metrics("claimed", claim)  # so that the kind is known
+
+    metrics("settled", settled(batch, answers))
+
+    (ends,) = [one for one in metrics.collect() if one.name == "windlass_tasks_ended"]
+    assert {sample.labels["outcome"]: sample.value for sample in ends.samples} == counts
+
+
+def test_the_kinds_of_claims_without_end_are_not_all_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics_module, "MOST_CLAIMS", 3)
+    task = ClaimedTask(UUID(int=1), "work", "a", 10, "{}", 0, 4, 1, None)
+    tokens = [UUID(int=number) for number in range(10)]
+    metrics = Metrics(lambda: (0, 1), lambda: False)
+
+    for token in tokens:
+        metrics("claimed", Claim(token, 1, (task,)))
+
+    assert list(metrics._kinds) == tokens[-3:]
+
+
 def test_an_attempt_that_never_began_has_no_duration() -> None:
     task = ClaimedTask(UUID(int=1), "work", "a", 10, "{}", 0, 4, 1, None)
     job = Job(Claim(UUID(int=2), 1, (task,)), task, 0.0)
     released = Done(job, Settlement(UUID(int=2), task.id, 1, Outcome.RELEASED))
     metrics = Metrics(lambda: (0, 1), lambda: False)
 
-    metrics("settled", Settled([released], [Answer.APPLIED]))
+    metrics("settled", settled([released], [Answer.APPLIED]))
 
     (durations,) = [
         one for one in metrics.collect() if one.name == "windlass_task_duration_seconds"

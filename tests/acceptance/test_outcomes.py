@@ -26,7 +26,9 @@ from windlass import (
 from windlass.runtime import slots
 
 
-async def test_a_failing_task_is_retried_and_then_dead(app: App) -> None:
+async def test_a_failing_task_is_retried_and_then_dead_which_is_told(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
     attempts: list[int] = []
 
     @app.task(retry=Retry(max_attempts=3, base=0.01, jitter="none"))
@@ -48,6 +50,7 @@ async def test_a_failing_task_is_retried_and_then_dead(app: App) -> None:
         "attempt 3",
     ]
     assert "Traceback" in record.errors[0]["traceback"]
+    assert caplog.text.count(f"task.dead task_id={record.id}") == 1
 
 
 async def test_fail_ends_a_task_without_another_attempt(app: App) -> None:

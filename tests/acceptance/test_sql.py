@@ -249,6 +249,86 @@ async def test_a_task_that_does_not_fit_is_refused(
     assert await sql.fetchval("SELECT count(*) FROM windlass.tasks") == 0
 
 
+DEEP: Any = {}
+for _ in range(250):
+    DEEP = {"a": DEEP}
+PLAIN_KIND = "SELECT windlass.plain_kind($1::jsonb, 1000) IS NOT NULL"
+WRITTEN = """
+SELECT t.id, t.type, t.queue, t.priority, t.max_attempts, t.retention_seconds, t.payload, r.task_id
+FROM windlass.task t LEFT JOIN windlass.ready r ON r.task_id = t.id
+ORDER BY r.n
+"""
+
+
+def plain(number: int, **other: Any) -> dict[str, Any]:
+    """A task as the client for Python writes it."""
+    task_id = str(UUID(int=7 << 76 | 2 << 62 | number))
+    kind = {"type": "mail.send", "queue": "bulk", "priority": 30, "max_attempts": 3}
+    return {"id": task_id, "payload": {"to": number}, **kind, **other}
+
+
+@pytest.mark.parametrize(
+    ("odd", "is_plain"),
+    [
+        (plain(1), True),
+        (plain(1, payload={}), True),
+        (plain(1, payload={"to": "x" * 2000}), False),
+        (plain(1, payload={"to": "x" * 2_000_000}), False),
+        (plain(1, payload=DEEP), False),
+        (plain(1, payload=[]), False),
+        (plain(1, payload=None), False),
+        (plain(1, id="1"), False),
+        (plain(1, id=5), False),
+        (plain(1, id=None), False),
+        (plain(1, id=plain(0)["id"]), True),  # twice the same: whoever writes them says so
+        (plain(1, type=""), False),
+        (plain(1, type=None), False),
+        (plain(1, type="a\n"), False),
+        (plain(1, queue="x" * 201), False),
+        (plain(1, queue=None), False),
+        (plain(1, priority=101), False),
+        (plain(1, priority=1.5), False),
+        (plain(1, priority=30.0), False),  # equal to the others, and refused
+        (plain(1, max_attempts=3.0), False),
+        (plain(1, priority="high"), False),
+        (plain(1, priority=None), False),
+        (plain(1, max_attempts=0), False),
+        (plain(1, max_attempts=True), False),
+        (plain(1, when=1), False),
+        (plain(1, expires=60), False),
+        (plain(1, delay=60), False),
+        ({"type": "mail.send"}, False),
+        ("a", False),
+    ],
+    ids=lambda value: str(value)[:80],
+)
+@pytest.mark.parametrize("are_all", [False, True])
+async def test_tasks_that_differ_in_their_payload_alone_are_taken_as_each_one_is(
+    sql: asyncpg.Connection, odd: Any, is_plain: bool, are_all: bool
+) -> None:
+    """They are looked at together: the same is written, or said, as if they were not."""
+    tasks = [odd] if are_all else [plain(0), odd, plain(2)]
+    one_by_one = [{**task, "tags": []} if isinstance(task, dict) else task for task in tasks]
+    outcomes: list[Any] = []
+    for asked in (tasks, one_by_one):
+        transaction = sql.transaction()
+        await transaction.start()
+        try:
+            ids = await add(sql, *asked)
+            outcomes.append((ids, [tuple(row) for row in await sql.fetch(WRITTEN)]))
+        except asyncpg.PostgresError as error:
+            outcomes.append((error.sqlstate, error.message))
+        await transaction.rollback()
+
+    first, second = outcomes
+    assert is_plain == await sql.fetchval(PLAIN_KIND, json.dumps(tasks))
+    assert not await sql.fetchval(PLAIN_KIND, json.dumps(one_by_one))
+    if "id" in odd and odd["id"] is not None:  # else it gets a new one each time
+        assert first == second
+    else:
+        assert len(first[1]) == len(second[1])
+
+
 @pytest.mark.parametrize("given", ["null", "{}", "5"])
 async def test_many_are_an_array(sql: asyncpg.Connection, given: str) -> None:
     with pytest.raises(asyncpg.PostgresError, match="enqueue_many was given a value of type"):

@@ -330,6 +330,7 @@ def test_a_wait_that_is_interrupted_is_given_up() -> None:
             DEFINED
             + """
 import asyncio, os, signal, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever began this may ignore it
 handle = double.enqueue_sync(1)
 async def is_waiting():
     return bool((await app.client())._waiter._waiting)

@@ -71,6 +71,7 @@ def test_a_worker_does_not_wait_for_systemd_to_read(
         finally:
             worker.kill()
             worker.wait()
+    assert "loop.blocked" not in (tmp_path / "log").read_text()
 
 
 def test_systemd_that_does_not_listen_is_told_of_in_the_log(

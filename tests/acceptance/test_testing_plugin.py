@@ -1,6 +1,7 @@
 """The fixtures for users' own suites, used as a user does: in a suite of another directory."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -102,9 +103,11 @@ async def test_on_postgres_in_another_schema(windlass_on_postgres):
 
 @pytest.mark.parametrize("processes", [0, 2])
 async def test_a_suite_of_a_user_passes_and_leaves_no_database(
-    tmp_path: Path, server_url: str, processes: int
+    tmp_path: Path, server_url: str, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_suite(tmp_path, "-n", str(processes), "-o", f"windlass_server_url={server_url}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # as by a worker of another test
+        monkeypatch.setenv("WINDLASS_HEALTH_PORT", str(taken.getsockname()[1]))
+        run_suite(tmp_path, "-n", str(processes), "-o", f"windlass_server_url={server_url}")
 
     made = (tmp_path / "databases").read_text().split()
     assert len(made) == 4

@@ -68,6 +68,7 @@ class Cost(NamedTuple):
 
     buffers: int
     rows: dict[str, int]  # by table
+    wal_records: int
 
 
 class Probe:
@@ -118,7 +119,7 @@ async def measure(connection: asyncpg.Connection, text: str, *arguments: Any) ->
         await undone.start()
         before = dict(await connection.fetch(ROWS_READ))
         plan = await connection.fetchval(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", *arguments
+            f"EXPLAIN (ANALYZE, BUFFERS, WAL, FORMAT JSON) {text}", *arguments
         )
         after = dict(await connection.fetch(ROWS_READ))
         await undone.rollback()
@@ -126,7 +127,7 @@ async def measure(connection: asyncpg.Connection, text: str, *arguments: Any) ->
         kinds = ("Hit", "Read")
         buffers = sum(top[f"Shared {kind} Blocks"] for kind in kinds)
         rows = {table: number - before.get(table, 0) for table, number in after.items()}
-        costs.append(Cost(buffers, rows))
+        costs.append(Cost(buffers, rows, top["WAL Records"]))
     return costs[1:]
 
 
@@ -159,6 +160,10 @@ class Subject:
     @property
     def buffers(self) -> int:
         return max(cost.buffers for cost in self.probe.costs)
+
+    @property
+    def wal_records(self) -> int:
+        return max(cost.wal_records for cost in self.probe.costs)
 
     def rows(self, table: str) -> int:
         return max(cost.rows.get(table, 0) for cost in self.probe.costs)
@@ -231,6 +236,40 @@ async def test_a_claim_does_not_feel_tasks_of_a_foreign_type_in_front(subject: S
 
     assert subject.buffers < 100 + 15 * 100
     assert subject.rows("ready") < 10 + 5 * 100
+
+
+async def test_plans_that_were_made_while_all_was_empty_serve_when_it_is_full(
+    subject: Subject,
+) -> None:
+    subject.start_measuring()
+    await subject.fill(1)
+    await subject.store.settle(settlements(await subject.claim(), Outcome.COMPLETED))
+    await subject.fill(100_000)
+    subject.probe.costs.clear()
+    claim = await subject.claim(500)
+    to_claim = subject.buffers
+    subject.probe.costs.clear()
+    await subject.store.settle(settlements(claim, Outcome.COMPLETED))
+    to_settle = subject.buffers
+
+    assert to_claim < 100 + 15 * 500
+    assert to_settle < 100 + 25 * 500
+
+
+async def test_a_task_is_claimed_and_completed_with_few_records_of_wal(subject: Subject) -> None:
+    await subject.fill(2000)
+    await subject.analyze()
+    claim = await subject.claim(500)
+    subject.start_measuring()
+
+    await subject.store.claim(ask(500))
+    to_claim = subject.wal_records
+    subject.probe.costs.clear()
+    await subject.store.settle(settlements(claim, Outcome.COMPLETED))
+    to_complete = subject.wal_records
+
+    assert to_claim < 2.1 * 500 + 30  # a lock and a deletion
+    assert to_complete < 3.1 * 500 + 30  # a deletion, a row, and its entry in the index
 
 
 @pytest.mark.parametrize("limit", [1, 500])

@@ -22,6 +22,7 @@ ENQUEUE_EVERY = 0.06  # seconds, of each producer: half of what the workers can 
 STATEMENTS = (
     "claim_tasks",
     "settle_tasks",
+    "enqueue_alike",
     "enqueue_tasks",
     "rescue_claims",
     "start_tasks",

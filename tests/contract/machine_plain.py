@@ -6,13 +6,19 @@ from typing import Any
 
 import msgspec
 
-from windlass.model.task import Claim, QueueRecord, TaskRecord
+from windlass.model.task import Claim, ClaimedTask, QueueRecord, TaskRecord
 
 
 def plain(claim: Claim | None) -> object:
     if claim is None:
         return None
-    return claim.alone, [task._replace(payload=value(task.payload)) for task in claim.tasks]
+    return claim.alone, [_plain_task(task) for task in claim.tasks]
+
+
+def _plain_task(task: ClaimedTask) -> ClaimedTask:
+    # Days and seconds that are added up as floats may differ in their last bit.
+    waited = round(task.waited, 6)
+    return msgspec.structs.replace(task, payload=value(task.payload), waited=waited)
 
 
 def value(text: str | None) -> Any:

@@ -325,7 +325,7 @@ async def test_a_repeated_enqueue_that_was_overtaken_by_the_end_of_its_task_adds
     # Before it has written anything: its lane is another.
     lane = "windlass.lane_number('default', 'resize', 11::smallint, 0::smallint)"
     paused = await sessions.pause("ready", "INSERT", f"NEW.lane = {lane}")
-    again = store.enqueue([replace(first, priority=11)], repeated=True)
+    again = store.enqueue([first._replace(priority=11)], repeated=True)
     repeating = await sessions.blocked(again, by=paused)
     await store.enqueue([first])
     await store.settle(settlements(await claim(store), Outcome.COMPLETED))
@@ -342,7 +342,7 @@ async def test_a_repeated_enqueue_with_a_key_waits_for_the_first_and_adds_nothin
     # The same number, written otherwise: only the repetition is to wait.
     otherwise = """NEW.fingerprint = hashtextextended('{"n": 1.0}', 0)"""
     paused = await sessions.pause("idempotency", "INSERT", otherwise)
-    again = store.enqueue([replace(first, payload='{"n": 1.0}')], repeated=True)
+    again = store.enqueue([first._replace(payload='{"n": 1.0}')], repeated=True)
     repeating = await sessions.blocked(again, by=paused)
     await store.enqueue([first])
     await store.settle(settlements(await claim(store), Outcome.COMPLETED))

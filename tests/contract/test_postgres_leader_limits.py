@@ -10,7 +10,7 @@ import pytest
 
 from contract.postgres_clock import PostgresClock
 from contract.postgres_keeper import NOON
-from contract.postgres_sessions import DEADLINE, OTHER_WORKER, TERM, WORKER, lead
+from contract.postgres_sessions import DEADLINE, OTHER_WORKER, TERM, WORKER, lead, worker_info
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Leadership
 from windlass.store.postgres.store import PostgresStore
@@ -90,3 +90,21 @@ async def hang(store: PostgresStore, leadership: Leadership, limit: str) -> None
         if limit == "statement_timeout":
             await connection.execute("SELECT pg_sleep(3600)")
         await asyncio.Event().wait()
+
+
+async def test_where_nobody_works_there_is_nothing_to_do(store: PostgresStore) -> None:
+    assert (await store.due())[1:] == (False, False, False, False)
+
+
+async def test_a_worker_that_lives_is_not_looked_for(
+    store: PostgresStore, clock: PostgresClock
+) -> None:
+    await clock.freeze(NOON)
+    await store.register(worker_info(), lease=timedelta(seconds=30))
+    lives = await store.due()
+    await clock.freeze(NOON - timedelta(seconds=1))
+    set_back = await store.due()
+    await clock.freeze(NOON + timedelta(seconds=31))
+    silent = await store.due()
+
+    assert [look.silent_workers for look in (lives, set_back, silent)] == [False, True, True]

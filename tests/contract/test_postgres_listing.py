@@ -146,20 +146,93 @@ async def test_tasks_that_end_between_two_pages_are_listed_once(
     assert listed == sorted(tasks, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("lanes", "read", "limit"), [(300, 66, 320), (300, 66, 100), (200, 100, 110)]
+)
 async def test_a_place_that_was_not_read_to_its_end_is_not_passed_over(
-    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore, lanes: int, read: int, limit: int
 ) -> None:
-    """Of many lanes few tasks each are read: others may be older than what is listed beside them."""
+    """Of many lanes few tasks each are read: others may be older than what is listed beside them.
+
+    Also where those beside them fill the page.
+    """
     old = await add(store, 40, type="resize")
     many = [
         NewTask(new_id(), "resize", "{}", queue=f"tenant {number}", delay=60.0)
-        for number in range(300)
+        for number in range(lanes)
     ]
     await store.enqueue(many)
 
-    pages = await all_pages(store, TaskFilter(type="resize", limit=320))
+    pages = await all_pages(store, TaskFilter(type="resize", limit=limit))
 
+    assert len(pages[0].records) == min(read + len(old), limit)
     assert sorted(found(pages)) == sorted([*old, *(task.id for task in many)])
+
+
+async def test_a_place_that_was_read_further_than_one_that_stopped_is_not_listed_again(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    old = await add(store, 3)
+    done = await add(store, 4, priority=90)
+    await store.settle(settlements(await claim(store, limit=4), Outcome.COMPLETED))
+    await sessions.watcher.execute(OTHERS, 10_001)
+
+    pages = await all_pages(store, TaskFilter(type="resize", limit=4))
+
+    assert sorted(found(pages)) == sorted([*old, *done])
+
+
+async def test_what_is_read_in_the_order_it_became_ready_is_not_passed_over(
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind an old task that became ready last there are some newer than all of a full page."""
+    monkeypatch.setattr(listing, "FEW", 1)
+    old = await add(store, 1, delay=60.0)
+    waiting = await add(store, 3, delay=3600.0)
+    newer = await add(store, 3)
+    await sessions.advance(timedelta(seconds=61))
+    assert await store.promote(10) == 1
+
+    first, *others = await all_pages(store, TaskFilter(type="resize", limit=2))
+
+    assert found([first]) == waiting[:0:-1]
+    assert sorted(found([first, *others])) == [*old, *waiting, *newer]
+
+
+async def test_what_is_ready_of_a_time_is_not_looked_for_among_all_that_is_newer(
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "FEW", 1)
+    begin = await store.now()
+    old = id_at(begin)
+    await store.enqueue([NewTask(old, "resize", "{}")])
+    await sessions.advance(timedelta(hours=1))
+    later = begin + timedelta(hours=1)
+    await store.enqueue([NewTask(id_at(later), "resize", "{}") for _ in range(5)])
+
+    until = begin + timedelta(minutes=30)
+    wanted = TaskFilter(statuses=(PENDING,), type="resize", created_until=until, limit=2)
+    pages = await all_pages(store, wanted)
+
+    assert [found([page]) for page in pages] == [[old]]
+
+
+@pytest.mark.parametrize("seconds", [-30, 30])
+async def test_a_task_whose_producer_has_another_time_is_listed_by_when_it_was_created(
+    store: PostgresStore, seconds: int
+) -> None:
+    """By the clock of the database: that of the producer, which made the id, is slow or fast."""
+    task_id = id_at(await store.now() + timedelta(seconds=seconds))
+    await store.enqueue([NewTask(task_id, "resize", "{}")])
+    created = (await store.get(task_id)).created_at
+    moment = timedelta(microseconds=1)
+
+    listed = [
+        found([await store.tasks(TaskFilter(created_from=since, created_until=since + moment))])
+        for since in (created - moment, created, created + moment)
+    ]
+
+    assert listed == [[], [task_id], []]
 
 
 async def test_a_position_is_that_of_its_filter(

@@ -145,6 +145,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     ),
     "queues": lambda s: s.store.queues(),
     "now": lambda s: s.store.now(),
+    "due": lambda s: s.store.due(),
     "check": lambda s: s.store.check(),
     "workers": lambda s: s.store.workers(),
     "has_work": lambda s: s.store.has_work(["resize"], None),

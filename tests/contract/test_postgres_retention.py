@@ -1,5 +1,6 @@
 """What is over is dropped, with its keys, and nothing else."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -80,6 +81,18 @@ async def test_a_key_is_forgotten_with_its_task_and_not_before(
     assert await keeper.keys() == ["other"]
     assert (await keeper.enqueue(idempotency_key="k")).created
     assert await keeper.enqueue(idempotency_key="other") == other._replace(created=False)
+
+
+async def test_a_key_is_remembered_for_longer_than_its_task_would_be(keeper: Keeper) -> None:
+    options = keeper.store._options
+    kept = replace(options.retention, ended=DAY)
+    keeper.store._options = replace(options, retention=kept)
+    first = await keeper.end(Outcome.COMPLETED, idempotency_key="k")
+
+    await keeper.at(NOON + 3 * DAY)
+    await keeper.retain()
+
+    assert await keeper.enqueue(idempotency_key="k") == Enqueued(first, created=False)
 
 
 async def test_a_key_is_not_forgotten_while_its_retried_task_lives(keeper: Keeper) -> None:

@@ -153,7 +153,7 @@ async def test_what_a_settlement_would_wait_for_is_told_without_waiting(
     await add(store, 2)
     await store.settle(settlements(await claim(store), Outcome.RETRIED))
     held = settlements(await claim(store), Outcome.COMPLETED, reported=True)
-    await store.start([Started(*one[:3], 0.0) for one in held])
+    await store.start([Started(one.token, one.task_id, one.generation, 0.0) for one in held])
     for one in held:
         await store.cancel(one.task_id, "enough")
     user = await sessions.begin()
@@ -418,3 +418,34 @@ async def test_pulses_and_settlements_over_two_claims_never_deadlock(
     deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     assert await sessions.watcher.fetchval(deadlocks) == 0
     assert beating.result() > rounds / 10
+
+
+# What a settlement and a claim do beside
+
+
+async def test_a_first_attempt_that_was_reported_leaves_no_report(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 2)
+    held = settlements(await claim(store), Outcome.COMPLETED, reported=True)
+    await store.start([Started(one.token, one.task_id, one.generation, 0.0) for one in held])
+
+    await store.settle(held)
+
+    assert await sessions.watcher.fetch("SELECT FROM windlass.running") == []
+
+
+async def test_a_claim_says_of_which_tasks_the_cancellation_was_asked_for(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    first, second = await add(store, 2)
+    await sessions.watcher.execute(
+        "INSERT INTO windlass.cancel_request VALUES ($1, 'enough', now())", second
+    )
+
+    granted = await claim(store)
+
+    assert {task.id: task.cancel_reason for task in granted.tasks} == {
+        first: None,
+        second: "enough",
+    }

@@ -28,7 +28,7 @@ async def prepared(scene: Scene, scenario: Scenario) -> Call:
 
 
 async def undisturbed(scene: Scene, scenario: Scenario) -> Course:
-    # Once before, so that the driver knows the types when it is recorded.
+    # Once before, so that handlers have their connection when it is recorded.
     await (await prepared(scene, scenario))(scene.store, False)
     call = await prepared(scene, scenario)
     before = await scene.state()

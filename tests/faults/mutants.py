@@ -34,17 +34,17 @@ SELECT EXISTS (
 )
 """
 FENCE = """
-        SELECT c.token, c.worker_id, c.claimed_at
-        FROM windlass.claim c
-        WHERE c.token = ANY (tokens)
-        ORDER BY c.token
-        FOR KEY SHARE
+    SELECT array_agg(c.token), array_agg(c.worker_id), array_agg(c.claimed_at)
+    INTO held, workers, claim_times
 """
 NO_FENCE = """
-        SELECT DISTINCT c.token, NULL::uuid AS worker_id, windlass.clock() AS claimed_at
-        FROM unnest(tokens) AS c (token)
+    SELECT array_agg(u.token), array_agg(NULL::uuid), array_agg(windlass.clock())
+    INTO held, workers, claim_times
 """
-GENERATION = ("t.generation = s.generation", "true")
+GENERATIONS = (
+    ("t.generation = 1 AND generations[u.ordinal] = 1", "true"),
+    ("t.generation = s.generation", "true"),
+)
 RECHECK = "        FOR UPDATE SKIP LOCKED\n    LOOP"
 LOCK_TIMEOUT = "SET lock_timeout TO '100ms'"
 NOT_EXISTS = """
@@ -184,11 +184,11 @@ async def two_stand_and_look_first(engine: Engine) -> None:
 
 
 async def fence_off(engine: Engine) -> None:
-    await engine.rewrite("settle_tasks", (FENCE, NO_FENCE), GENERATION)
+    await engine.rewrite("settle_batch", (FENCE, NO_FENCE), *GENERATIONS)
 
 
 async def generation_off(engine: Engine) -> None:
-    await engine.rewrite("settle_tasks", GENERATION)
+    await engine.rewrite("settle_batch", *GENERATIONS)
 
 
 async def expiry_not_rechecked(engine: Engine) -> None:

@@ -373,6 +373,11 @@ async def now(scene: Scene) -> Call:
     return lambda store, again: store.now()
 
 
+@scenario("due")
+async def due(scene: Scene) -> Call:
+    return lambda store, again: store.due()
+
+
 @scenario("workers")
 async def workers(scene: Scene) -> Call:
     await scene.around.register(worker_info(), lease=LEASE)

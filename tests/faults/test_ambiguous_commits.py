@@ -41,13 +41,30 @@ async def test_an_enqueue_whose_answer_was_lost_is_repeated_and_written_once(
     async def resize(name: str) -> None: ...
 
     async with app:
-        rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+        rule = proxy.at(side(COMMIT, 1), text="-- enqueue_")
         handle = await resize.options(idempotency_key=key).enqueue("a.png")
 
         assert rule.reached.is_set()
         assert handle.created
         assert (await handle.get()).payload == {"name": "a.png"}
     assert await watcher.fetchval(COUNT) == 1
+
+
+@pytest.mark.parametrize("side", [before, after])
+async def test_enqueues_that_went_together_are_repeated_and_each_written_once(
+    app: App, proxy: Proxy, watcher: asyncpg.Connection, side: Side
+) -> None:
+    @app.task
+    async def resize(n: int) -> None: ...
+
+    async with app:
+        await resize.enqueue(0)
+        rules = [proxy.at(side(COMMIT, 1), text="-- enqueue_") for _ in range(2)]
+        handles = await asyncio.gather(*(resize.enqueue(n) for n in range(1, 31)))
+
+        assert all(rule.reached.is_set() for rule in rules)  # of the first one, and of the group
+        assert [(await handle.get()).payload["n"] for handle in handles] == list(range(1, 31))
+    assert await watcher.fetchval(COUNT) == 31
 
 
 @pytest.mark.parametrize("side", [before, after])
@@ -60,7 +77,7 @@ async def test_an_enqueue_whose_database_stays_away_says_so_and_is_written_once_
     async with app:
         keyed = resize.options(idempotency_key="a.png")
         for enqueue in (resize.enqueue, keyed.enqueue):
-            rule = proxy.at(side(COMMIT, 1), text="-- enqueue_tasks")
+            rule = proxy.at(side(COMMIT, 1), text="-- enqueue_")
             enqueuing = asyncio.create_task(enqueue("a.png"))
             await rule.reached.wait()
             proxy.refusing = True

@@ -58,26 +58,6 @@ async def test_opening_cut_off_at_any_point_can_be_repeated(
         await store.close()
 
 
-@pytest.mark.parametrize(("kind", "text"), [("Query", "BEGIN"), ("Execute", "learn_types")])
-async def test_a_call_given_up_while_its_connection_is_prepared_behind_a_pooler_ends(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str, text: str
-) -> None:
-    monkeypatch.setattr(connection_module, "GIVE_UP_AFTER", 0.1)
-    async with Proxy(database_url, pass_cancellations=False) as silent:
-        store = PostgresStore(PostgresOptions(url=silent.url(database_url), pooler=True))
-        await store.open()
-        rule = silent.at(before(kind), Effect.HALF_OPEN, text=text)
-        call = asyncio.create_task(store.queues())
-        await asyncio.wait_for(rule.reached.wait(), DEADLINE)
-
-        call.cancel()
-
-        done, _ = await asyncio.wait([call], timeout=DEADLINE)
-        assert done
-        assert await store.queues() == []
-        await store.close()
-
-
 @pytest.mark.parametrize("side", [before, after])
 async def test_a_migration_whose_commit_is_cut_off_is_there_once_or_not_at_all(
     proxy: Proxy,

@@ -25,7 +25,7 @@ ELSEWHERE = {
     "listen": "the tests of the listener",
     "guest": "asks nothing of the server",
     "enqueue_within": "all or nothing by the caller's own transaction: test_transactions.py",
-    "complete_within": "all or nothing by the handler's own transaction: test_completing.py",
+    "complete_within": "all or nothing by the handler's own transaction: acceptance/completing",
 }
 # A few of each kind: one statement or several, on a connection of the pool or its own.
 PARTED = [
@@ -87,6 +87,16 @@ async def test_who_gives_up_on_a_server_that_is_silent_ends_and_can_ask_again(
     await scene.gone(connection)
     await check_all_or_nothing(scene, scenario, course, StoreUnavailable)
     await check_repeated(scene, scenario, course, call)
+
+
+async def test_no_call_has_the_driver_look_up_what_its_types_are(scene: Scene) -> None:
+    rule = scene.proxy.at(before("Parse"), text="typeinfo_tree")
+    for scenario in SCENARIOS:
+        call = await prepared(scene, scenario)
+
+        await call(scene.store, False)
+
+        assert not rule.reached.is_set(), scenario.name
 
 
 async def cut_at(scene: Scene, scenario: Scenario, course: Course, point: Point) -> None:

@@ -199,7 +199,7 @@ async def test_a_worker_that_fails_cancels_the_block_beside_it(
 
         async def serve_for_ever() -> None:
             async with limit, app.worker():
-                await watcher.execute("ALTER FUNCTION windlass.claim_tasks RENAME TO gone")
+                await watcher.execute("ALTER FUNCTION windlass.claim_batches RENAME TO gone")
                 await asyncio.Event().wait()
 
         with pytest.raises(asyncpg.UndefinedFunctionError):

@@ -56,7 +56,7 @@ def test_no_statement_is_waited_for_longer_than_a_minute() -> None:
 async def test_an_enqueue_without_an_answer_ends_and_may_have_happened(
     store: PostgresStore, proxy: Proxy, watcher: asyncpg.Connection, point: Point, happened: int
 ) -> None:
-    silent = proxy.at(point, Effect.HALF_OPEN, text="-- enqueue_tasks")
+    silent = proxy.at(point, Effect.HALF_OPEN, text="-- enqueue_")
 
     async with asyncio.timeout(DEADLINE):
         with pytest.raises(StoreUnavailable):
@@ -97,7 +97,7 @@ async def test_a_caller_who_was_not_answered_is_told_so_and_asks_again_by_its_ke
         async def resize() -> None: ...
 
         order = resize.options(idempotency_key="order-1")
-        proxy.at(after(COMMIT), Effect.HALF_OPEN, text="-- enqueue_tasks")
+        proxy.at(after(COMMIT), Effect.HALF_OPEN, text="-- enqueue_")
         with pytest.raises(StoreUnavailable):
             await order.enqueue()
 
@@ -156,7 +156,7 @@ async def test_who_stops_between_two_statements_keeps_no_lock_for_long(
     other = PostgresStore(store_options(database_url))
     await stopped.open()
     await other.open()
-    held = proxy.at(before("Parse"), Effect.STALL, text="-- enqueue_tasks")
+    held = proxy.at(before("Parse"), Effect.STALL, text="-- enqueue_")
     key = {"idempotency_key": "order-1"}
     stopping = asyncio.create_task(stopped.enqueue([new_task(1, **key), new_task(2)]))
     async with asyncio.timeout(DEADLINE):

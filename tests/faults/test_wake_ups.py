@@ -87,6 +87,12 @@ class IdleWorker:
     def busy(self) -> int:
         return 0
 
+    def at_once(self) -> int:
+        return 1000
+
+    def has_room(self) -> bool:
+        return True
+
     async def room(self) -> None: ...
 
     async def emptied(self) -> None: ...
@@ -143,9 +149,9 @@ async def notified(sql_url: str) -> AsyncIterator[list[str]]:
 
 async def enqueue_for_caller(session: Session) -> UUID:
     """Enqueue as within the transaction of a caller, who commits whenever he likes."""
-    task = new_task()
-    text = session.store._sql.statement("enqueue_tasks")
-    *arguments, _ = enqueueing._enqueue_arguments([task], None, repeated=False)
+    task = new_task(tags=("a",))  # one of a kind that callers may enqueue as well
+    name, (*arguments, _) = enqueueing._statement([task], None, repeated=False)
+    text = session.store._sql.statement(name)
     await session.connection.execute(text, *arguments, True)
     return task.id
 

@@ -12,7 +12,8 @@ from unit.moved_clock import MovedClock
 from windlass.maintenance import chores as chores_module
 from windlass.maintenance.chores import RESCUE_BATCH, Chore, chores
 from windlass.model.limits import PROMOTE_BATCH
-from windlass.model.task import Leadership, Rescued, Retained
+from windlass.model.task import Due, Leadership, Rescued, Retained
+from windlass.store import clock_watch
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 
@@ -86,6 +87,80 @@ async def test_no_worker_is_removed_while_the_clock_is_in_doubt() -> None:
 
     await chore_of(store, "remove-workers").run(HELD)
     assert store.asked == 1
+
+
+class _Looked(MemoryStore):
+    """A store that says what is due, and remembers what it was asked for."""
+
+    def __init__(self, **due: bool) -> None:
+        super().__init__()
+        self.looks = 0
+        self.asked: list[str] = []
+        self._due = due
+        for method, answer in (
+            ("rescue", Rescued()),
+            ("promote", 0),
+            ("remove_dead_workers", []),
+            ("tidy", 0),
+        ):
+            setattr(self, method, self._telling(method, answer))
+
+    def _telling(self, method: str, answer: Any) -> Callable[..., Awaitable[Any]]:
+        async def tell(**_: object) -> Any:
+            self.asked.append(method)
+            return answer
+
+        async def tell_limited(_: int, **options: object) -> Any:
+            return await tell(**options)
+
+        return tell_limited if method in {"rescue", "promote"} else tell
+
+    async def due(self) -> Due:
+        self.looks += 1
+        kinds = ("claims", "scheduled", "silent_workers", "leftovers")
+        return Due(await self.now(), **{kind: self._due.get(kind, False) for kind in kinds})
+
+
+async def swept(store: MemoryStore, clock: MovedClock, turns: int = 1) -> None:
+    """Do every chore of a sweep, so often, with a watch that has seen enough of the clock."""
+    watch = ClockWatch(lease=LEASE, heartbeat=LEASE / 3)
+    watch._last = clock_watch._Reading(await store.now(), 0.0, 0.0)
+    todo = [one for one in chores(store, watch, sweep=SWEEP) if one.every <= 2 * SWEEP]
+    for _ in range(turns):
+        for chore in todo:
+            await chore.run(HELD)
+        clock.now += SWEEP
+
+
+@pytest.mark.parametrize(
+    ("due", "asked"),
+    [
+        ("claims", "rescue"),
+        ("scheduled", "promote"),
+        ("silent_workers", "remove_dead_workers"),
+        ("leftovers", "tidy"),
+    ],
+)
+async def test_what_a_look_finds_is_done(
+    clock: MovedClock, monkeypatch: pytest.MonkeyPatch, due: str, asked: str
+) -> None:
+    monkeypatch.setattr(ClockWatch, "_compare", lambda *_: None)
+    store = _Looked(**{due: True})
+    await swept(store, clock, turns=2)
+
+    assert store.asked.count(asked) == 2
+    assert set(store.asked) <= {asked, "tidy"}
+
+
+async def test_one_look_is_enough_for_all_chores_of_a_sweep(
+    clock: MovedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ClockWatch, "_compare", lambda *_: None)
+    store = _Looked()
+    await swept(store, clock, turns=10)
+
+    assert store.looks == 10
+    assert store.asked == ["tidy"]  # what no look sees is tidied now and then
 
 
 def taking(clock: MovedClock, seconds: float) -> Callable[[Leadership], Awaitable[bool]]:

@@ -1,6 +1,7 @@
 """The committer writes everything it is given, whatever one of them runs into."""
 
 import asyncio
+import contextvars
 import random
 from collections.abc import Sequence
 from uuid import UUID
@@ -69,6 +70,45 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+async def test_a_whole_batch_does_not_wait_for_the_commit_under_way_but_a_third_does(
+    bench: Bench,
+) -> None:
+    bench.store.go_on.clear()
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(0))
+    await bench.store.entered.wait()
+    asked = []
+    for first, number in ((1, LARGEST_BATCH - 1), (LARGEST_BATCH, 1), (1000, LARGEST_BATCH)):
+        bench.store.entered.clear()
+        for each in range(first, first + number):
+            bench.committer.add(done(each))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        asked.append(bench.store.entered.is_set())
+    bench.store.go_on.set()
+    bench.committer.close()
+    await running
+
+    assert asked == [False, True, False]
+    assert sorted(map(len, bench.store.batches)) == [1, LARGEST_BATCH, LARGEST_BATCH]
+    assert len(bench.settled) == 2 * LARGEST_BATCH + 1
+
+
+async def test_what_is_committed_beside_is_waited_for_at_the_end(bench: Bench) -> None:
+    bench.store.go_on.clear()
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(0))
+    await bench.store.entered.wait()
+    for each in range(1, LARGEST_BATCH + 1):
+        bench.committer.add(done(each))
+    bench.committer.close()
+    await asyncio.sleep(0)
+    bench.store.go_on.set()
+    await running
+
+    assert len(bench.settled) == LARGEST_BATCH + 1
 
 
 async def test_what_ends_during_a_commit_is_the_next_batch(bench: Bench) -> None:
@@ -250,3 +290,41 @@ async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(
     (said,) = caplog.messages
     assert said.startswith(f"settlement.lost task_id={UUID(int=2)} ")
     assert len(bench.settled) == 3
+
+
+async def test_a_fault_beside_is_a_fault_of_the_committer(bench: Bench) -> None:
+    bench.store.go_on.clear()
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(0))
+    await bench.store.entered.wait()
+
+    def fail(batch: Sequence[Done]) -> None:
+        if len(batch) == LARGEST_BATCH:
+            raise LookupError("a fault of ours")
+
+    bench.committer._settled = fail
+    for each in range(1, LARGEST_BATCH + 1):
+        bench.committer.add(done(each))
+    bench.store.go_on.set()
+
+    with pytest.raises(LookupError):
+        async with asyncio.timeout(10):
+            await running
+
+
+async def test_a_commit_beside_has_no_context_of_a_handler(bench: Bench) -> None:
+    of_a_handler: contextvars.ContextVar[str] = contextvars.ContextVar("of_a_handler", default="")
+    seen: list[str] = []
+    bench.committer._settled = lambda _: seen.append(of_a_handler.get())
+    bench.store.go_on.clear()
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(0))
+    await bench.store.entered.wait()
+    of_a_handler.set("job")
+    for each in range(1, LARGEST_BATCH + 1):
+        bench.committer.add(done(each))
+    bench.store.go_on.set()
+    bench.committer.close()
+    await running
+
+    assert seen == ["", ""]

@@ -37,6 +37,8 @@ class Bench:
         self.clock = MovedClock()
         self.asked_at: dict[UUID, float] = {}
         self.free = wanted
+        self.held = 0
+        self.most = 1000
         self.stop = Stop()
         self.is_leader = True
         self.fetcher = Fetcher(
@@ -56,7 +58,13 @@ class Bench:
         return self.free
 
     def busy(self) -> int:
-        return 0
+        return self.held
+
+    def at_once(self) -> int:
+        return self.most
+
+    def has_room(self) -> bool:
+        return self.free > 0
 
     async def room(self) -> None: ...
 
@@ -183,6 +191,14 @@ async def test_no_claim_is_larger_than_the_largest(bench: Bench) -> None:
     assert bench.limits == [LARGEST_CLAIM]
 
 
+async def test_no_claim_is_larger_than_what_may_come_at_once(bench: Bench) -> None:
+    bench.most = 7
+    bench.during_claim = bench.stop.set
+    await bench.run()
+
+    assert bench.limits == [7]
+
+
 async def test_a_suspect_is_run_when_the_others_are_done_and_nothing_is_claimed_beside_it(
     bench: Bench,
 ) -> None:
@@ -247,3 +263,21 @@ async def test_due_tasks_are_promoted_beside_only_while_no_claim_does_it(
     await bench.fetcher.promote_while_busy()
 
     assert bench.log.count("promote") == promoted
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "is_awaited"), [(5, 95, True), (5, 1, False), (200, 800, False)]
+)
+async def test_more_free_slots_are_awaited_only_while_few_are_free(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, free: int, held: int, is_awaited: bool
+) -> None:
+    monkeypatch.setattr(fetcher, "GATHER", FOR_EVER)
+    bench.free, bench.held = free, held
+    running = asyncio.create_task(bench.run())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    has_claimed = "claim" in bench.log
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert has_claimed is not is_awaited

@@ -42,6 +42,7 @@ class Bench:
             lease=LEASE,
             every=timedelta(seconds=0.001),
             is_idle=lambda: self.is_idle,
+            running=lambda: 0,
             lost=self._lost,
             watch_loop=_watch_nothing,
         )

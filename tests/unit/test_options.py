@@ -1,12 +1,13 @@
 """Bad input is refused with an error that names the thing, and nothing is written."""
 
 import inspect
+import pickle
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import partial
 from typing import Any
-from uuid import RFC_4122
+from uuid import RFC_4122, UUID
 
 import pytest
 
@@ -20,7 +21,7 @@ from windlass import (
     WindlassError,
 )
 from windlass.client import new_task_id
-from windlass.client.asking import EnqueueOptions, Options
+from windlass.client.asking import EnqueueOptions, Options, new_task_ids
 from windlass.client.tasks import TaskSettings
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Enqueued, NewTask
@@ -174,6 +175,17 @@ def test_ids_are_ordered_by_time_to_the_millisecond() -> None:
     assert (one.version, one.variant) == (7, RFC_4122)
     assert before <= one.int >> 80 <= after
     assert new_task_id() != new_task_id()
+
+
+def test_ids_that_are_made_together_grow() -> None:
+    ids = new_task_ids(1000)
+
+    assert ids == sorted(set(ids))
+    assert {(one.version, one.variant) for one in ids} == {(7, RFC_4122)}
+    assert all(UUID(str(one)) == one and hash(UUID(str(one))) == hash(one) for one in ids)
+    assert pickle.loads(pickle.dumps(ids[0])) == ids[0]
+    for bit in {*range(76)} - {62, 63}:
+        assert {one.int >> bit & 1 for one in ids} == {0, 1}  # there is chance in each
 
 
 @pytest.mark.parametrize("name", ["", "a\n", "x" * 201, "\x7f", "\x85", "\ud800", 5, None])
@@ -440,6 +452,14 @@ async def test_many_calls_are_a_list_of_calls(app: App, calls: Any, named: str) 
     with pytest.raises(PayloadError, match=named):
         await app.enqueue_many(calls)
     assert await app.enqueue_many([]) == []
+
+
+async def test_one_call_is_not_taken_for_many(app: App) -> None:
+    @app.task
+    async def work(n: int) -> None: ...
+
+    with pytest.raises(PayloadError, match="a value of type Call; use"):
+        await app.enqueue_many(work.call(1))  # type: ignore[arg-type]  # on purpose
 
 
 async def test_an_error_of_a_value_s_own_is_not_taken_for_a_wrong_call(app: App) -> None:

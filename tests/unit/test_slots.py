@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -13,10 +13,11 @@ from windlass import App
 from windlass.model.attempt import Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement, Started
-from windlass.runtime import slots
+from windlass.runtime import carrier, slots
 from windlass.runtime.job import Job
 from windlass.runtime.worker import Worker
 from windlass.service import Stop
+from windlass.telemetry import counted, unwatch, watch
 
 SIZE = 1000  # bytes of a payload
 TOKEN = UUID(int=1)
@@ -66,6 +67,20 @@ async def make() -> AsyncIterator[Make]:
         await bench.close()
 
 
+@pytest.fixture
+def told_lost() -> Iterator[list[UUID]]:
+    """The tasks of which it was told that they are lost, as often as it was."""
+    told: list[UUID] = []
+
+    def look(event: str, batch: Any) -> None:
+        if event == "lost":
+            told.extend(task.id for task in batch)
+
+    watch(look)
+    yield told
+    unwatch(look)
+
+
 def claim(tasks: int, *, alone: bool = False) -> Claim:
     text = "x" * (SIZE - len('{"text":""}'))
     payload = f'{{"text":"{text}"}}'
@@ -111,6 +126,7 @@ async def test_what_waits_for_too_long_is_given_back_unrun_and_not_sooner(
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
     worker = await make(buffer_seconds=60, lease=600).worker()
     await take(worker, claim(3))
 
@@ -180,6 +196,34 @@ async def test_a_claim_that_was_lost_before_it_was_taken_is_not_run(make: Make) 
     await worker._slots.take(held)
 
     assert worker._slots.busy() == 0
+
+
+async def test_what_was_lost_before_it_was_taken_is_told_to_whoever_measures(
+    make: Make, told_lost: list[UUID]
+) -> None:
+    worker = await make().worker()
+    held = claim(2)
+    worker._slots.hold(held, time.monotonic())
+    worker._slots.claims_lost([TOKEN])
+    await worker._slots.take(held)
+
+    assert told_lost == [task.id for task in held.tasks]
+
+
+async def test_a_job_that_is_lost_twice_is_told_once(make: Make, told_lost: list[UUID]) -> None:
+    worker = await make().worker()
+    held = claim(2)
+    await take(worker, held)
+    jobs = [*worker._slots._running, *worker._slots._waiting]
+    before = counted("lease.lost")
+
+    worker._slots.claims_lost([TOKEN])
+    for job in jobs:
+        worker._slots.job_lost(job)  # as a report says that was under way
+    await worker._slots.until_nothing_runs()
+
+    assert told_lost == [task.id for task in held.tasks]
+    assert counted("lease.lost") - before == 2
 
 
 async def test_a_suspect_has_not_begun_when_its_start_is_written(
@@ -281,7 +325,9 @@ async def test_a_fault_of_the_executor_fails_the_task_and_costs_no_slot(
     monkeypatch.setattr(worker._executor, "run", broken)
 
     await take(worker, claim(2))
-    await worker._slots.until_nothing_runs()
+    async with asyncio.timeout(10):
+        while worker._slots.unsettled < 2:
+            await worker._slots._change()
 
     assert waiting_to_be_written(worker) == [Outcome.RETRIED] * 2
 
@@ -299,12 +345,17 @@ async def test_a_lease_is_trusted_from_the_moment_it_was_asked_for(make: Make) -
 async def test_the_heart_is_told_how_many_run(make: Make) -> None:
     bench = make()
     worker = await bench.worker()
+    store = await bench.app.store()
+    await store.register(worker._options.info, lease=worker._lease)
+    told = []
     await take(worker, claim(2))
-    running = worker._leases.running
-    bench.let_go.set()
-    await worker._slots.until_nothing_runs()
+    for _ in range(2):
+        await worker._heartbeat()._pulse(store, [])
+        told.append((await store.workers())[0].running)
+        bench.let_go.set()
+        await worker._slots.until_nothing_runs()
 
-    assert (running, worker._leases.running) == (1, 0)
+    assert told == [1, 0]
 
 
 async def test_a_handler_is_given_up_so_long_after_it_could_hear_that_it_should_end(
@@ -312,6 +363,7 @@ async def test_a_handler_is_given_up_so_long_after_it_could_hear_that_it_should_
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
     worker = await make(lease=600).worker()
     await take(worker, claim(1))
     (job,) = worker._slots._running
@@ -345,6 +397,7 @@ async def test_what_ends_after_its_lease_ran_out_is_not_written(
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
     bench = make(lease=30)
     worker = await bench.worker()
     held = claim(1)
@@ -363,6 +416,7 @@ async def test_nothing_is_begun_under_a_lease_that_has_run_out(
 ) -> None:
     clock = MovedClock()
     monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
     worker = await make(lease=30).worker()
     held = claim(3)
     worker._slots.hold(held, clock.now)
@@ -371,3 +425,51 @@ async def test_nothing_is_begun_under_a_lease_that_has_run_out(
 
     assert worker._slots.busy() == 0
     assert worker._leases.tokens() == []
+
+
+@pytest.mark.parametrize(("done", "is_time"), [(0, False), (49, False), (50, True)])
+async def test_while_tasks_wait_it_is_time_to_claim_when_half_of_all_would_fit(
+    make: Make, done: int, is_time: bool
+) -> None:
+    worker = await make(buffer=99).worker()
+    await take(worker, claim(100))  # one runs
+    for _ in range(done):
+        worker._slots._next_waiting()
+
+    assert worker._slots.has_room() is is_time
+
+
+async def test_when_nothing_waits_it_is_time_to_claim_for_a_single_slot(make: Make) -> None:
+    worker = await make(buffer=0).worker()
+    at_first = worker._slots.has_room()
+    await take(worker, claim(1))
+    when_full = worker._slots.has_room()
+
+    assert (at_first, when_full) == (True, False)
+
+
+async def test_a_claim_is_small_until_it_is_known_how_large_tasks_are(make: Make) -> None:
+    worker = await make().worker()
+    at_first = worker._slots.at_once()
+    await take(worker, claim(100))
+    then = worker._slots.at_once()
+
+    assert at_first == slots.FIRST_CLAIM
+    assert then == pytest.approx(slots.CLAIM_BYTES / SIZE, rel=0.02)
+
+
+async def test_of_huge_tasks_one_is_claimed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "CLAIM_BYTES", SIZE // 2)
+    worker = await make().worker()
+    await take(worker, claim(100))
+
+    assert worker._slots.at_once() == 1
+
+
+async def test_the_payload_of_a_task_that_runs_is_not_kept(make: Make) -> None:
+    worker = await make().worker()
+    held = claim(2)
+    await take(worker, held)
+    await asyncio.sleep(0)
+
+    assert [len(task.payload) for task in held.tasks] == [0, SIZE]

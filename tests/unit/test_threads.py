@@ -1,65 +1,167 @@
 """Threads are used again, but nobody waits for one that is busy."""
 
+import asyncio
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from windlass.runtime.threads import Threads
 
+WITHIN = 10.0  # seconds
+
 
 @pytest.fixture
-def threads() -> Iterator[Threads]:
+async def threads() -> AsyncIterator[Threads]:
     threads = Threads()
     yield threads
     threads.close()
 
 
-def until_idle(threads: Threads) -> None:
-    give_up_at = time.monotonic() + 10
-    while not threads._idle:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)  # a thread is idle a moment after its result is there
+async def run(threads: Threads, *calls: Callable[[], Any]) -> list[Any]:
+    async with asyncio.timeout(WITHIN):
+        submitted = [threads.submit(call) for call in calls]
+        return [await each.answer for each in submitted]
 
 
-def test_a_thread_is_used_again(threads: Threads) -> None:
-    first = threads.submit(threading.current_thread).result(10)
-    until_idle(threads)
+async def test_a_thread_is_used_again(threads: Threads) -> None:
+    (first,) = await run(threads, threading.current_thread)
+    (second,) = await run(threads, threading.current_thread)
 
-    assert threads.submit(threading.current_thread).result(10) is first
-
-
-def test_a_call_does_not_wait_for_a_thread_that_is_busy(threads: Threads) -> None:
-    threads.submit(lambda: None).result(10)
-    until_idle(threads)
-    both = threading.Barrier(2)
-
-    calls = [threads.submit(lambda: both.wait(10)) for _ in range(2)]
-
-    assert sorted(call.result(10) for call in calls) == [0, 1]
+    assert second is first
 
 
-def test_what_a_call_raises_reaches_whoever_waits(threads: Threads) -> None:
+async def test_calls_that_return_at_once_share_threads(threads: Threads) -> None:
+    used = await run(threads, *[threading.current_thread] * 1000)
+
+    assert len(set(used)) < 100
+
+
+@pytest.mark.parametrize("number", [2, 50])
+async def test_a_call_does_not_wait_for_a_thread_that_is_busy(
+    threads: Threads, number: int
+) -> None:
+    await run(threads, threading.current_thread)
+    together = threading.Barrier(number)
+
+    met = await run(threads, *[lambda: together.wait(WITHIN)] * number)
+
+    assert sorted(met) == list(range(number))
+
+
+async def test_a_call_does_not_wait_although_a_thread_seemed_to_be_free(threads: Threads) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        go_on.wait(WITHIN)
+
+    first = threads.submit(wait)
+    await asyncio.to_thread(began.wait, WITHIN)
+    threads._free += 1  # as if it had taken its work and not said so yet
+    second = threads.submit(lambda: 2)
+    threads._free -= 1
+    async with asyncio.timeout(WITHIN / 2):
+        answer = await second.answer
+    go_on.set()
+    await first.answer
+
+    assert answer == 2
+
+
+async def test_there_are_no_more_threads_than_are_needed(threads: Threads) -> None:
+    together = threading.Barrier(10)
+    await run(threads, *[lambda: together.wait(WITHIN)] * 10)
+    await run(threads, *[threading.current_thread] * 10)
+    threads._grow()
+
+    assert threads._started <= 16
+
+
+async def test_what_a_call_raises_reaches_whoever_waits(threads: Threads) -> None:
     def leave() -> None:
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
-        threads.submit(leave).result(10)
+        await run(threads, leave)
 
 
-def test_closed_threads_end(threads: Threads) -> None:
+@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
+async def test_what_nobody_could_wait_for_is_another_error(
+    threads: Threads, error: type[BaseException]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=error.__name__):
+        await run(threads, fail)
+
+
+async def test_a_call_that_was_given_up_before_it_began_is_not_run(threads: Threads) -> None:
+    go_on, ran = threading.Event(), []
+    first = threads.submit(lambda: go_on.wait(WITHIN))
+    second = threads.submit(lambda: ran.append(2))
+    second.answer.cancel()
+    go_on.set()
+    await first.answer
+    await run(threads, lambda: ran.append(3))
+
+    assert ran == [3]
+    assert not second.is_over
+    assert second.thread == 0
+
+
+async def test_a_call_that_was_given_up_while_it_ran_disturbs_nobody(threads: Threads) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        go_on.wait(WITHIN)
+
+    given_up = threads.submit(wait)
+    await asyncio.to_thread(began.wait, WITHIN)
+    given_up.answer.cancel()
+    was_over = given_up.is_over
+    await run(threads, lambda: None)
+    go_on.set()
+    async with asyncio.timeout(WITHIN):
+        while not given_up.is_over:
+            await asyncio.sleep(0.001)
+    await run(threads, lambda: None)
+
+    assert not was_over
+    assert given_up.thread
+
+
+async def test_answers_of_many_calls_come_together(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, told = asyncio.get_running_loop(), 0
+    tell = loop.call_soon_threadsafe
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal told
+        told += 1
+        return tell(*arguments, **options)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    await run(threads, *[lambda: None] * 1000)
+
+    assert told < 500
+
+
+async def test_closed_threads_end(threads: Threads) -> None:
     both = threading.Barrier(2)
 
     def meet() -> threading.Thread:
-        both.wait(10)
+        both.wait(WITHIN)
         return threading.current_thread()
 
-    calls = [threads.submit(meet) for _ in range(2)]
-    used = {call.result(10) for call in calls}
+    used = set(await run(threads, meet, meet))
     threads.close()
     for thread in used:
-        thread.join(10)
+        thread.join(WITHIN)
 
     assert len(used) == 2
     assert not any(thread.is_alive() for thread in used)

@@ -88,8 +88,8 @@ async def _work(
             )
 
             def drain() -> None:
-                notify("STOPPING=1")
                 working.stop()
+                notify("STOPPING=1", patience=0)  # a courtesy: nothing waits for it
 
             _on_signals(drain)
             if stop:

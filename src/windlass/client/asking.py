@@ -2,11 +2,13 @@
 
 import os
 import re
+import struct
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict
+from functools import partial
+from typing import Any, NamedTuple, TypedDict
 from uuid import UUID
 
 from windlass.model.errors import ConfigurationError, PayloadError
@@ -22,17 +24,35 @@ from windlass.registry import (
 
 NOT_BUILT = ("expires", "ordering_key", "on_dead")
 LONGEST_REASON = 2000  # characters
+_NO_ID = UUID(int=0)
+_IS_SAFE = _NO_ID.is_safe  # nobody knows
+_AFTER_PAYLOAD = NewTask._fields.index("payload") + 1
+_DRAWN = struct.Struct(">HQ")  # bytes of chance for an id
+_TAIL = 0xFFF << 64 | (1 << 62) - 1  # where it goes: around the version and the variant
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL holds in no text
 
 
 def new_task_id() -> UUID:
     """Make a UUID of version 7: ordered by time, so that keys made together lie together."""
+    return new_task_ids(1)[0]
+
+
+def new_task_ids(number: int) -> list[UUID]:
+    """Make so many at once, each greater than the one before."""
     milliseconds = time.time_ns() // 1_000_000
-    tail = int.from_bytes(os.urandom(10), "big")
-    value = (milliseconds & (1 << 48) - 1) << 80 | tail
-    value = value & ~(0xF << 76) | 7 << 76
-    value = value & ~(0x3 << 62) | 2 << 62
-    return UUID(int=value)
+    head = (milliseconds & (1 << 48) - 1) << 80 | 7 << 76 | 2 << 62
+    drawn = os.urandom(_DRAWN.size * number)
+    tails = [(high << 64 | low) & _TAIL for high, low in _DRAWN.iter_unpack(drawn)]
+    tails.sort()
+    return [_uuid(head | tail) for tail in tails]
+
+
+def _uuid(value: int) -> UUID:
+    """What `UUID(int=value)` makes, without the checks that take most of its time."""
+    made = object.__new__(UUID)
+    object.__setattr__(made, "int", value)
+    object.__setattr__(made, "is_safe", _IS_SAFE)
+    return made
 
 
 class Options(TypedDict, total=False):
@@ -71,6 +91,10 @@ class EnqueueOptions:
 
     def new_task(self, defaults: TypeDefaults, payload: str) -> NewTask:
         """Check the options and build the task they describe."""
+        return NewTask(new_task_id(), defaults.name, payload, *self.checked(defaults))
+
+    def checked(self, defaults: TypeDefaults) -> tuple[Any, ...]:
+        """Check the options and return what comes after the payload of a task they describe."""
         for name in NOT_BUILT:
             if getattr(self, name) is not None:
                 raise ConfigurationError(f"option '{name}' is not built yet")
@@ -82,10 +106,10 @@ class EnqueueOptions:
                 f"max_attempts {shown(attempts)}: use an integer from 1 to 30000"
             )
         key = self.idempotency_key
-        return NewTask(
-            id=new_task_id(),
+        described = NewTask(
+            id=_NO_ID,
             type=defaults.name,
-            payload=payload,
+            payload="",
             queue=defaults.queue if self.queue is None else checked_name("queue", self.queue),
             priority=defaults.priority
             if self.priority is None
@@ -97,6 +121,10 @@ class EnqueueOptions:
             tags=() if self.tags is None else checked_names("tags", "tag", self.tags),
             retention=defaults.retention,
         )
+        return described[_AFTER_PAYLOAD:]
+
+
+NO_OPTIONS = EnqueueOptions()
 
 
 def enqueue_options(options: Options) -> EnqueueOptions:
@@ -111,8 +139,7 @@ def enqueue_options(options: Options) -> EnqueueOptions:
         ) from None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of a task, ready to be enqueued."""
 
     definition: TaskDefinition
@@ -120,18 +147,38 @@ class Call:
     kwargs: dict[str, Any]
     options: EnqueueOptions
 
-    def new_task(self, max_payload_bytes: int) -> NewTask:
-        """Check and encode the call."""
-        payload = self.definition.codec.encode(self.args, self.kwargs, max_bytes=max_payload_bytes)
-        return self.options.new_task(self.definition.defaults, payload)
-
     def within(self, connection: Any) -> "Call":
         """Return the same call as part of the caller's transaction."""
         if self.options.connection not in (None, connection):
             raise ConfigurationError(
                 "option 'connection' differs between the calls of one enqueue; give all the same"
             )
-        return replace(self, options=replace(self.options, connection=connection))
+        return self._replace(options=replace(self.options, connection=connection))
+
+
+_new_task = partial(tuple.__new__, NewTask)  # without a call of Python's for each of many
+
+
+def new_tasks(
+    calls: Sequence[Call], *, max_payload_bytes: int, first: int | None = None
+) -> list[NewTask]:
+    """Check and encode calls; `first`: the index of the first one, by which a bad one is named."""
+    tasks: list[NewTask] = []
+    known: dict[tuple[int, int], tuple[Any, ...]] = {}  # what many calls have alike
+    try:
+        for task_id, call in zip(new_task_ids(len(calls)), calls, strict=True):
+            definition, options = call.definition, call.options
+            payload = definition.codec.encode(call.args, call.kwargs, max_bytes=max_payload_bytes)
+            kind = (id(definition), id(options))
+            checked = known.get(kind)
+            if checked is None:
+                known[kind] = checked = options.checked(definition.defaults)
+            tasks.append(_new_task((task_id, definition.name, payload, *checked)))
+    except (ConfigurationError, PayloadError) as error:
+        if first is None:
+            raise
+        raise type(error)(f"item {first + len(tasks)}: {error}") from error
+    return tasks
 
 
 def checked_time(what: str, value: Any) -> datetime:
@@ -182,7 +229,7 @@ def checked_reason(value: Any) -> str:
 
 def checked_calls(given: Any, connection: Any) -> list[Call]:
     """Return what `enqueue_many` was given as a list, or raise."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    if isinstance(given, str | Call) or not isinstance(given, Iterable):
         kind = type(given).__name__
         raise PayloadError(
             f"enqueue_many was given a value of type {kind}; use [task.call(...), …]"

@@ -16,7 +16,13 @@ from typing import (
     overload,
 )
 
-from windlass.client.asking import Call, EnqueueOptions, Options, enqueue_options
+from windlass.client.asking import (
+    NO_OPTIONS,
+    Call,
+    EnqueueOptions,
+    Options,
+    enqueue_options,
+)
 from windlass.client.verbs import Handle
 from windlass.context import Context
 from windlass.model.errors import ConfigurationError
@@ -67,7 +73,7 @@ class Task(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Describe a call, for `enqueue_many`."""
-        return Call(self.definition, args, kwargs, EnqueueOptions())
+        return Call(self.definition, args, kwargs, NO_OPTIONS)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
         """Hand the call to the workers."""

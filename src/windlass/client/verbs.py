@@ -8,15 +8,21 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
-from windlass.client.asking import Call, EnqueueOptions, checked_change, checked_reason
+from windlass.client.asking import (
+    Call,
+    EnqueueOptions,
+    checked_change,
+    checked_reason,
+    new_tasks,
+)
+from windlass.client.gathering import Gatherer
 from windlass.client.results import ResultWaiter
 from windlass.codec import check_plain
-from windlass.context import current_fence
+from windlass.context import current_job
 from windlass.encoding import decode_json
 from windlass.model.errors import (
     ConfigurationError,
     IdempotencyConflict,
-    PayloadError,
     StoreBusy,
     StoreUnavailable,
     TaskCancelled,
@@ -35,12 +41,14 @@ from windlass.model.task import (
 )
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
-from windlass.store.port import EnqueueStore, Guest, OperateStore, ReadStore
+from windlass.store.port import EnqueueStore, Guest, NewTasks, OperateStore, ReadStore
 from windlass.telemetry import tell
 
 T = TypeVar("T")
 
 FIRST_ANSWER_WITHIN = 1.0  # seconds, of the store that is asked for a result
+MADE_AT_ONCE = 1000  # tasks of a call; those of a larger one are made while the first are written
+MADE_WITHIN = 0.2  # seconds for so many, or all are made first
 REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
 REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
@@ -64,6 +72,7 @@ class Client:
         self._registry = registry
         self._max_payload_bytes = max_payload_bytes
         self._waiter = ResultWaiter(store)
+        self._gatherer = Gatherer(self._write)
 
     def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
         """Return the connection that all calls bring, if they do; it has to fit the caller."""
@@ -82,16 +91,9 @@ class Client:
 
     async def enqueue(self, calls: Sequence[Call], guest: Guest | None = None) -> list[Enqueued]:
         """Enqueue calls, all or none; a bad one among many is named by its index."""
-        tasks = []
-        for index, call in enumerate(calls):
-            try:
-                tasks.append(call.new_task(self._max_payload_bytes))
-            except (ConfigurationError, PayloadError) as error:
-                if len(calls) == 1:
-                    raise
-                raise type(error)(f"item {index}: {error}") from error
-        if not tasks:
+        if not calls:
             return []
+        tasks = self._new_tasks(calls, guest)
         detached = {checked_flag("detached", call.options.detached) for call in calls}
         fence = None if detached == {True} else self._fence()
         try:
@@ -100,6 +102,25 @@ class Client:
             if len(calls) == 1:
                 raise
             raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
+
+    def _new_tasks(self, calls: Sequence[Call], guest: Guest | None) -> Sequence[NewTask]:
+        """Check and encode calls: of very many the first ones, and the others as they are written."""
+
+        def made(first: int, last: int) -> list[NewTask]:
+            index = first if len(calls) > 1 else None
+            few = calls[first:last]
+            return new_tasks(few, max_payload_bytes=self._max_payload_bytes, first=index)
+
+        if len(calls) <= MADE_AT_ONCE or guest is not None:
+            return made(0, len(calls))
+        if any(call.options.idempotency_key is not None for call in calls):
+            return made(0, len(calls))  # a key is taken before anything is written
+        tasks = NewTasks(len(calls), made)
+        began = time.monotonic()
+        tasks[:MADE_AT_ONCE]  # most mistakes are found here, before anything is written
+        if time.monotonic() - began > MADE_WITHIN:
+            tasks[:]  # no transaction is to wait for tasks that take so long
+        return tasks
 
     async def defaults(self, name: str) -> TypeDefaults:
         """Return what this app defines for a type, or else what a worker registered."""
@@ -130,16 +151,26 @@ class Client:
     async def _add(
         self, tasks: Sequence[NewTask], fence: Fence | None, guest: Guest | None
     ) -> list[Enqueued]:
-        """Write tasks; if the connection broke, again: by their ids none is written twice."""
         if guest is not None:
             answers = await self._store.enqueue_within(guest, tasks, fence=fence)
             tell("enqueued", Added(tasks, answers))
             return answers
+        # With others goes only what waits for nobody, and fails for itself alone.
+        if fence is None and len(tasks) == 1 and tasks[0].idempotency_key is None:
+            return [await self._gatherer.add(tasks[0])]
+        return await self._write(tasks, fence)
+
+    async def _write(
+        self, tasks: Sequence[NewTask], fence: Fence | None = None, *, repeated: bool = False
+    ) -> list[Enqueued]:
+        """Write tasks; if the connection broke, again: by their ids none is written twice."""
         repeat_until = time.monotonic() + REPEAT_WITHIN
         failures = 0
         while True:
             try:
-                answers = await self._store.enqueue(tasks, fence=fence, repeated=failures > 0)
+                answers = await self._store.enqueue(
+                    tasks, fence=fence, repeated=repeated or failures > 0
+                )
             except StoreBusy:
                 raise
             except StoreUnavailable:
@@ -153,8 +184,8 @@ class Client:
 
     def _fence(self) -> Fence | None:
         """The fence of the handler that calls, if it is one of this application's."""
-        owner, fence = current_fence.get() or (None, None)
-        return fence if owner is self._registry else None
+        owner, job = current_job.get() or (None, None)
+        return job.fence if job is not None and owner is self._registry else None
 
     async def get(self, task_id: UUID) -> TaskRecord:
         """Return the whole task."""
@@ -198,8 +229,9 @@ class Client:
         await self._store.retry(task_id)
 
     async def close(self) -> None:
-        """Stop waiting for results."""
+        """Stop waiting for results, and let the enqueues that are under way be answered."""
         await self._waiter.close()
+        await self._gatherer.close()
 
 
 class Changes(TypedDict, total=False):
@@ -223,6 +255,8 @@ class Access(Protocol):
 
 class Handle:
     """A task that was enqueued."""
+
+    __slots__ = ("__weakref__", "_access", "_id", "created")  # there may be very many
 
     def __init__(self, access: Access, task_id: UUID, *, created: bool = True) -> None:
         self._access = access

@@ -3,17 +3,19 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
 
 from windlass.model.limits import PROMOTE_BATCH
-from windlass.model.task import Leadership, QueueRecord
+from windlass.model.task import Due, Leadership, QueueRecord
 from windlass.store.clock_watch import ClockWatch
-from windlass.store.port import ChoreStore, ClockStore
+from windlass.store.port import ChoreStore
 from windlass.telemetry import emit, is_watched, tell
 
 RESCUE_BATCH = 100  # claims
 COUNT_EVERY = 15.0  # seconds
+TIDY_EVERY = 300.0  # seconds, also if nothing seems to want it
 
 
 @dataclass(slots=True)
@@ -50,12 +52,39 @@ class QueueStore(Protocol):
         """Return all queues with live tasks or a pause."""
 
 
-class LeaderStore(ChoreStore, ClockStore, QueueStore, Protocol):
+class LeaderStore(ChoreStore, QueueStore, Protocol):
     """What the leader asks of the store."""
 
 
-async def _rescue(store: LeaderStore, clock: ClockWatch, leadership: Leadership) -> bool:
-    if not await clock.look(store):
+class Lookout:
+    """Looks for all chores of a turn at once: a worker that idles costs its database next to nothing."""
+
+    def __init__(self, store: LeaderStore, clock: ClockWatch, *, every: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._every = every
+        self._due = Due(datetime.max.replace(tzinfo=UTC))  # whatever there may be
+        self._is_believed = False
+        self._again_at = 0.0  # monotonic
+
+    async def look(self) -> tuple[Due, bool]:
+        """Return what there may be to do, and whether leases that seem to be over are to be believed so."""
+        began = time.monotonic()
+        if began >= self._again_at:
+            self._is_believed = await self._clock.look(self)
+            took = time.monotonic() - began
+            self._again_at = began + max(self._every / 2, took * 20)
+        return self._due, self._is_believed
+
+    async def now(self) -> datetime:
+        """Return the store's time, for the watch over its clock; with it comes what is due."""
+        self._due = await self._store.due()
+        return self._due.now
+
+
+async def _rescue(store: LeaderStore, lookout: Lookout, leadership: Leadership) -> bool:
+    due, is_believed = await lookout.look()
+    if not (due.claims and is_believed):
         return False
     rescued = await store.rescue(RESCUE_BATCH, leadership=leadership)
     if rescued.claims:
@@ -70,6 +99,42 @@ async def _rescue(store: LeaderStore, clock: ClockWatch, leadership: Leadership)
     return rescued.claims >= RESCUE_BATCH
 
 
+async def _promote(store: LeaderStore, lookout: Lookout, leadership: Leadership) -> bool:
+    due, _ = await lookout.look()
+    if not due.scheduled:
+        return False
+    return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
+
+
+async def _remove_workers(
+    store: LeaderStore, clock: ClockWatch, lookout: Lookout, leadership: Leadership
+) -> bool:
+    due, is_believed = await lookout.look()
+    if due.silent_workers and is_believed:
+        for worker_id in await store.remove_dead_workers(
+            leadership=leadership, steady_for=clock.steady_for
+        ):
+            emit("worker.removed", worker_id=worker_id)
+    return False
+
+
+class _Tidying:
+    """Tidies at once what was left over, and now and then what no look sees."""
+
+    def __init__(self, store: LeaderStore, lookout: Lookout) -> None:
+        self._store = store
+        self._lookout = lookout
+        self._anyway_at = 0.0  # monotonic
+
+    async def __call__(self, leadership: Leadership) -> bool:
+        due, _ = await self._lookout.look()
+        now = time.monotonic()
+        if due.leftovers or now >= self._anyway_at:
+            await self._store.tidy(leadership=leadership)
+            self._anyway_at = now + TIDY_EVERY
+        return False
+
+
 async def _count(store: LeaderStore, _: Leadership) -> bool:
     if is_watched():  # or nobody would see it
         tell("counted", await store.queues())
@@ -78,22 +143,7 @@ async def _count(store: LeaderStore, _: Leadership) -> bool:
 
 def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore]:
     """The chores of a store; `sweep` is how often lost claims are looked for, in seconds."""
-
-    async def promote(leadership: Leadership) -> bool:
-        return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
-
-    async def remove_workers(leadership: Leadership) -> bool:
-        if not await clock.look(store):
-            return False
-        for worker_id in await store.remove_dead_workers(
-            leadership=leadership, steady_for=clock.steady_for
-        ):
-            emit("worker.removed", worker_id=worker_id)
-        return False
-
-    async def tidy(leadership: Leadership) -> bool:
-        await store.tidy(leadership=leadership)
-        return False
+    lookout = Lookout(store, clock, every=sweep)
 
     async def prepare(leadership: Leadership) -> bool:
         await store.prepare_history(leadership=leadership)
@@ -112,10 +162,10 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
         return dropped
 
     return [
-        Chore("rescue", sweep, partial(_rescue, store, clock)),
-        Chore("promote", sweep, promote, at_most=1 / 20),
-        Chore("remove-workers", sweep, remove_workers),
-        Chore("tidy", 2 * sweep, tidy, at_most=1 / 20),
+        Chore("rescue", sweep, partial(_rescue, store, lookout)),
+        Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
+        Chore("remove-workers", sweep, partial(_remove_workers, store, clock, lookout)),
+        Chore("tidy", 2 * sweep, _Tidying(store, lookout), at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
         Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20, is_duty=False),

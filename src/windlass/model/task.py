@@ -7,6 +7,8 @@ from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
+
 
 class TaskState(StrEnum):
     """Where a task stands; the values are what users and the database see."""
@@ -39,8 +41,7 @@ RECOVERIES_BEFORE_ALONE = 2
 ALONE_IS_AN_OUTAGE_ABOVE = 100  # so many suspects at once are no poison but a lost machine
 
 
-@dataclass(frozen=True, slots=True)
-class NewTask:
+class NewTask(NamedTuple):
     """A task as a caller asks for it; `delay` and `at` exclude each other."""
 
     id: UUID
@@ -71,22 +72,30 @@ class Fence(NamedTuple):
     generation: int
 
 
-class ClaimedTask(NamedTuple):
+# What is made for each task that runs is a struct: it costs half of what a tuple with names does, to make
+# and to read. The collector need not look at those that hold nothing but values.
+
+
+class ClaimedTask(msgspec.Struct, frozen=True, gc=False):
     """A task granted to a worker."""
 
     id: UUID
     type: str
     queue: str
     priority: int
-    payload: str
+    payload: str  # see `forget_payload`
     attempts: int  # ended ones: the one now beginning is attempts + 1
     max_attempts: int
     generation: int  # fences every write: an older one is refused
     cancel_reason: str | None  # set when a cancellation was asked for before this claim
     waited: float = 0.0  # seconds since it became ready
 
+    def forget_payload(self) -> None:
+        """Let go of what was read: it may be large, and the claim is kept until its last task has ended."""
+        msgspec.structs.force_setattr(self, "payload", "")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Claim:
     """A batch of tasks under one lease."""
 
@@ -129,7 +138,7 @@ class Outcome(StrEnum):
     RELEASED = "released"  # comes back at once, next in line, no attempt is used
 
 
-class Settlement(NamedTuple):
+class Settlement(msgspec.Struct, frozen=True, gc=False):
     """How one attempt ends, ready to be written."""
 
     token: UUID
@@ -333,6 +342,16 @@ class Leadership(NamedTuple):
 
     holder: UUID
     term: int
+
+
+class Due(NamedTuple):
+    """What there may be for a leader to do, by the store's clock. What is false is certain."""
+
+    now: datetime
+    claims: bool = True  # any are held: they may be over
+    scheduled: bool = True  # tasks wait for their time
+    silent_workers: bool = True  # a lease has passed without a sign of life
+    leftovers: bool = True  # cancellations, reports or lanes that may want tidying
 
 
 @dataclass(frozen=True, slots=True)

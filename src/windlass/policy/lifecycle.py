@@ -34,6 +34,28 @@ MOVES: Mapping[TaskState | None, frozenset[TaskState]] = {
 }
 
 
+def completed(
+    token: UUID,
+    task: ClaimedTask,
+    outcome: Succeeded,
+    started_after: float | None,
+    *,
+    reported: bool,
+) -> Settlement:
+    """Say what the success of an attempt does to its task, in no more steps than that takes."""
+    return Settlement(
+        token,
+        task.id,
+        task.generation,
+        Outcome.COMPLETED,
+        started_after,
+        outcome.result,
+        0.0,
+        None,
+        reported,
+    )
+
+
 def settle(
     token: UUID,
     task: ClaimedTask,
@@ -45,12 +67,11 @@ def settle(
     reported: bool,
 ) -> Settlement:
     """Decide what the outcome of an attempt does to its task; `draw` is random in [0, 1)."""
-    result: str | None = None
     error: str | None = None
     delay = 0.0
     match outcome:
-        case Succeeded(result):
-            verdict = Outcome.COMPLETED
+        case Succeeded():
+            return completed(token, task, outcome, started_after, reported=reported)
         case Snoozed(delay):
             verdict = Outcome.SNOOZED
         case Released():
@@ -67,5 +88,5 @@ def settle(
         case _:
             assert_never(outcome)
     return Settlement(
-        token, task.id, task.generation, verdict, started_after, result, delay, error, reported
+        token, task.id, task.generation, verdict, started_after, None, delay, error, reported
     )

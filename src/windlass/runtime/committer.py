@@ -1,8 +1,13 @@
 """Outcomes → settlements → one batched commit."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import contextvars
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Outcome, Settlement
@@ -17,7 +22,7 @@ AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
 HELD_AGAIN_AFTER = 1.0
 
 
-class Done(NamedTuple):
+class Done(msgspec.Struct, eq=False, gc=False):
     """A job whose attempt has ended, and what is to be written of it."""
 
     job: Job
@@ -25,18 +30,24 @@ class Done(NamedTuple):
 
     def was_completed(self, answer: Answer) -> bool:
         """Whether its handler had completed it in a transaction, for all that was to be settled."""
-        return answer is Answer.ALREADY and self.job.completing is not None
+        completing = self.job.completing
+        return answer is Answer.ALREADY and completing is not None and completing.may_have_completed
 
 
-class Settled(NamedTuple):
+@dataclass(slots=True)
+class Settled:
     """What was written, and what the store said of each."""
 
     batch: Sequence[Done]
+    outcomes: Sequence[Outcome]
     answers: Sequence[Answer]
 
 
 class Committer:
-    """Writes whatever ended while the previous commit was under way. There is no timer."""
+    """Writes whatever ended while the previous commit was under way. There is no timer.
+
+    If that is a whole batch it does not wait: two commits may be under way, as one waits for the disk.
+    """
 
     def __init__(
         self,
@@ -52,31 +63,61 @@ class Committer:
         self._arrived = asyncio.Event()
         self._closing = False
         self._aside: set[asyncio.Task[None]] = set()
+        self._context = contextvars.copy_context()
+        self._failure: BaseException | None = None
+        self._is_committing = False
+        self._beside: asyncio.Task[None] | None = None  # the second commit, one of those aside
 
     def add(self, done: Done) -> None:
         """Hand over the end of an attempt."""
         self._waiting.append(done)
         self._arrived.set()
+        if len(self._waiting) >= LARGEST_BATCH and self._is_committing and self._beside is None:
+            self._beside = self._set_aside(self._commit(self._next_batch()))
 
     async def run(self) -> None:
         """Commit until closed and everything is written."""
         try:
-            while self._waiting or self._aside or not self._closing:
+            while self._waiting or self._aside or self._failure or not self._closing:
                 await self._turn()
         finally:
             for task in self._aside:  # of a worker that waits no longer
                 task.cancel()
 
     async def _turn(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._waiting:
-            batch = self._waiting[:LARGEST_BATCH]
-            del self._waiting[:LARGEST_BATCH]
-            await self._commit(batch)
+            self._is_committing = True
+            try:
+                await self._commit(self._next_batch())
+            finally:
+                self._is_committing = False
         elif self._closing:
             await asyncio.wait(self._aside)
         else:
             self._arrived.clear()
             await self._arrived.wait()
+
+    def _next_batch(self) -> list[Done]:
+        batch = self._waiting[:LARGEST_BATCH]
+        del self._waiting[:LARGEST_BATCH]
+        return batch
+
+    def _set_aside(self, commit: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        # Not in the context of the handler whose end was the last one of the batch.
+        task = self._context.copy().run(asyncio.create_task, commit)
+        self._aside.add(task)
+        task.add_done_callback(self._end_aside)
+        return task
+
+    def _end_aside(self, task: asyncio.Task[None]) -> None:
+        self._aside.discard(task)
+        if task is self._beside:
+            self._beside = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error  # of ours: what the store does is dealt with
+            self._arrived.set()
 
     def close(self) -> None:
         """Write what there is and end."""
@@ -86,9 +127,10 @@ class Committer:
     async def _commit(self, batch: Sequence[Done]) -> None:
         failures = 0
         while True:
+            settlements = [done.settlement for done in batch]
             try:
                 async with answered_within(self._patience):
-                    answers = await self._store.settle([done.settlement for done in batch])
+                    answers = await self._store.settle(settlements)
             except StoreBusy as error:
                 emit("settlement.delayed", tasks=len(batch), error=error)
                 batch = await self._without_held(batch)
@@ -100,8 +142,10 @@ class Committer:
                 await self._refused(batch, error)
                 return
             else:
-                tell("settled", Settled(batch, answers))
-                self._report(batch, answers)
+                outcomes = [settlement.outcome for settlement in settlements]
+                tell("settled", Settled(batch, outcomes, answers))
+                if Outcome.DEAD in outcomes or answers.count(Answer.APPLIED) < len(batch):
+                    self._report(batch, answers)
                 self._settled(batch)
                 return
             failures += 1
@@ -115,9 +159,7 @@ class Committer:
         except StoreUnavailable:
             return batch  # told when it is tried again
         if aside := [done for done, is_held in zip(batch, held, strict=True) if is_held]:
-            task = asyncio.create_task(self._commit_later(aside), name="windlass-held")
-            self._aside.add(task)
-            task.add_done_callback(self._aside.discard)
+            self._set_aside(self._commit_later(aside))
         return [done for done, is_held in zip(batch, held, strict=True) if not is_held]
 
     async def _commit_later(self, batch: Sequence[Done]) -> None:
@@ -143,14 +185,18 @@ class Committer:
             [
                 Done(
                     done.job,
-                    done.settlement._replace(outcome=Outcome.FAILED, result=None, error=failure),
+                    replace(done.settlement, outcome=Outcome.FAILED, result=None, error=failure),
                 )
             ]
         )
 
     def _report(self, batch: Sequence[Done], answers: Sequence[Answer]) -> None:
         for done, answer in zip(batch, answers, strict=True):
+            job = done.job
             if answer is Answer.LOST:
-                emit("settlement.lost", task_id=done.job.task.id, type=done.job.task.type)
-            elif done.settlement.outcome is Outcome.DEAD and not done.was_completed(answer):
-                emit("task.dead", task_id=done.job.task.id, type=done.job.task.type)
+                emit("settlement.lost", task_id=job.task.id, type=job.task.type)
+            elif done.was_completed(answer):
+                if job.completing is not None and job.completing.is_failed:
+                    emit("handler.failed_late", task_id=job.task.id, type=job.task.type)
+            elif done.settlement.outcome is Outcome.DEAD:
+                emit("task.dead", task_id=job.task.id, type=job.task.type)

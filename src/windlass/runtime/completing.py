@@ -14,9 +14,11 @@ from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
 from windlass.service import check_no_event_loop, run_now
 from windlass.store.port import CompleteStore, Guest
-from windlass.telemetry import emit
 
-_UNKNOWN = "the transaction that was given to ctx.complete() had not been committed in the end"
+_UNKNOWN = (
+    "the transaction that was given to ctx.complete() had not been committed in the end, or a savepoint "
+    "around the call had been rolled back"
+)
 _NOT_AWAITED = (
     "ctx.complete(connection=) was called without `await`, so the task was not completed in that "
     "transaction, which may be committed; write: await ctx.complete(..., connection=...)"
@@ -42,11 +44,17 @@ class Completing:
         self._lease = lease
         self._encode_value = encode
         self.refused: PayloadError | None = None
+        self.is_failed = False
         self._loop = asyncio.get_running_loop()
         self._completion: Completion | None = None
         self._called: list[Coroutine[Any, Any, None]] = []  # to be awaited by the handler
         self._is_open = False
         self._is_committed = False
+
+    @property
+    def may_have_completed(self) -> bool:
+        """Whether the task may have been completed, for all that is known here."""
+        return self._completion is not None and self._completion.is_asked
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
@@ -156,15 +164,13 @@ class Completing:
         is_forgotten = self._drop_unawaited()
         if outcome is None:
             return None
+        self.is_failed = isinstance(outcome, Failed)
         if self._completion is None:
             if is_forgotten and isinstance(outcome, Succeeded):
                 # What it wrote may be committed: to repeat that is for a person to decide.
                 return Failed(describe("NotAwaited", _NOT_AWAITED), permanent=True)
             return outcome
         if self._is_committed:
-            if isinstance(outcome, Failed):
-                task = self._job.task
-                emit("handler.failed_late", task_id=task.id, type=task.type)
             return Succeeded(self._completion.result)
         if isinstance(outcome, Succeeded):
             return Failed(describe("NotCommitted", _UNKNOWN))

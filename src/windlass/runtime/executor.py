@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import inspect
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from windlass.context import Context, current_fence
+from windlass.context import Context, current_job
 from windlass.encoding import encode_json
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
 from windlass.model.errors import ConfigurationError, Fail, PayloadError, RetryAfter, Snooze
@@ -23,6 +22,8 @@ from windlass.runtime.describe import describe, describe_exception, text_of
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.threads import Threads
 from windlass.telemetry import emit
+
+_NOTHING_TO_KEEP = Succeeded()
 
 
 class Executor:
@@ -58,7 +59,8 @@ class Executor:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
             return Failed(describe_exception(error), permanent=True)
-        current_fence.set((self._registry, job.fence))
+        job.task.forget_payload()
+        current_job.set((self._registry, job))
         try:
             if definition.timeout is None:
                 value = await self._call(job, definition, arguments)
@@ -68,7 +70,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             outcome = self._raised(job, error)
         else:
-            outcome = self._returned(definition, value)
+            outcome = _NOTHING_TO_KEEP if value is None else self._returned(definition, value)
         if job.completing is not None:
             outcome = job.completing.judge(outcome)
         return None if job.is_lost() else outcome
@@ -77,7 +79,11 @@ class Executor:
         self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]
     ) -> Awaitable[Any]:
         codec = definition.codec
-        if codec.context_name is not None or self._registry.middleware:
+        is_plain = codec.context_name is None and not self._registry.middleware
+        if is_plain and definition.run == "async":
+            plain: Awaitable[Any] = codec.call(definition.function, arguments)
+            return plain
+        if not is_plain:
             job.context = self._context(job, definition)
             if codec.context_name is not None:
                 arguments[codec.context_name] = job.context
@@ -91,21 +97,14 @@ class Executor:
         return awaitable
 
     async def _in_thread(self, job: Job, call: Callable[[], Any]) -> Any:
-        context, thread = contextvars.copy_context(), 0
-
-        def run() -> Any:
-            nonlocal thread
-            thread = threading.get_ident()
-            return context.run(call)
-
-        future = self._threads.submit(run)
+        running = self._threads.submit(partial(contextvars.copy_context().run, call))
         try:
-            value = await asyncio.wrap_future(future)
+            value = await running.answer
         except asyncio.CancelledError as error:
             if job.context is not None:
                 job.context.cancel()
-            if not future.done():
-                error.add_note(_where_is(thread))  # ours are the only frames it has
+            if not running.is_over:
+                error.add_note(_where_is(running.thread))  # ours are the only frames it has
                 emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
             raise
         # A plain decorator around a coroutine function looks like a plain function.

@@ -34,11 +34,17 @@ class Room(Protocol):
     def wanted(self) -> int:
         """How many tasks it would take now."""
 
+    def at_once(self) -> int:
+        """How many may come in one claim."""
+
     def busy(self) -> int:
         """How many tasks it holds."""
 
+    def has_room(self) -> bool:
+        """Whether it is time to claim."""
+
     async def room(self) -> None:
-        """Wait until it would take at least one."""
+        """Wait until it is."""
 
     async def emptied(self) -> None:
         """Wait until it holds none."""
@@ -117,15 +123,15 @@ class Fetcher:
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
-        if self._room.wanted() < 1:
+        if not self._room.has_room():
             await first_of(self._room.room(), stop.wait())
             self._answered_at = time.monotonic()
-        # Otherwise not even for a moment: the store is to look while what it gave begins to run.
-        if self._room.busy() and self._room.wanted() < ENOUGH:
+        # While most slots are free not even for a moment: the store is to look while what it gave begins.
+        if self._room.wanted() < min(ENOUGH, self._room.busy()):
             await asyncio.sleep(GATHER)
 
     async def _turn(self, stop: Stop) -> None:
-        size = max(1, min(self._room.wanted(), LARGEST_CLAIM))
+        size = max(1, min(self._room.wanted(), self._room.at_once(), LARGEST_CLAIM))
         await self.promote_due()
         self._turned_at = time.monotonic()
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
@@ -151,7 +157,7 @@ class Fetcher:
         await self._sleep(answer, stop)
 
     async def _sleep(self, answer: ClaimAnswer, stop: Stop) -> None:
-        pause = self._pause * random.uniform(0.75, 1.0)  # noqa: S311 - jitter
+        pause = self._pause * random.uniform(0.9, 1.0)  # noqa: S311 - jitter
         if answer.due_in is not None:
             pause = min(pause, max(answer.due_in + (0 if self._is_leader() else LATE), 0.001))
         await first_of(self._wakened.wait(), stop.wait(pause))
@@ -208,7 +214,7 @@ class Fetcher:
 
     async def promote_while_busy(self) -> None:
         """Do it also while no slot is free, and so no claim says what is due."""
-        if self._room.wanted() < 1 and time.monotonic() - self._turned_at > BUSY_AFTER:
+        if not self._room.has_room() and time.monotonic() - self._turned_at > BUSY_AFTER:
             await self._promote()
 
     async def _promote(self) -> int:

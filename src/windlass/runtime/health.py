@@ -54,6 +54,7 @@ class Health:
         if all(said == FINE for said in told.values()):
             told |= _looked(self._working)
             told["store"] = self._ask_store()
+            told |= _looked(self._present)  # again: it may have been asked to stop meanwhile
         return _page(told)
 
     def _ask_store(self) -> str:
@@ -81,6 +82,8 @@ class Health:
             looking.result()
         except WindlassError as error:
             return str(error)
+        except Exception as error:  # noqa: BLE001 - whoever asks is to hear of it
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
         return FINE
 
 

@@ -29,7 +29,6 @@ class Leases:
         self._trust = lease.total_seconds() * (1 - MARGIN)
         self._lock = threading.Lock()
         self._until: dict[UUID, float] = {}
-        self.running = 0
 
     def add(self, token: UUID, asked_at: float) -> None:
         """Trust a claim from the moment it was asked for, not from when the answer came."""
@@ -42,8 +41,12 @@ class Leases:
             return token in self._until
 
     def trusts(self, token: UUID, now: float) -> bool:
-        """Whether a claim may still be trusted. Takes no lock: it is asked at the end of each task."""
-        return now < self._until.get(token, 0.0)
+        """Whether a claim may still be trusted."""
+        return now < self.until(token)
+
+    def until(self, token: UUID) -> float:
+        """Until when a claim may be trusted. Takes no lock: it is asked of nearly every task."""
+        return self._until.get(token, 0.0)
 
     def drop(self, token: UUID) -> None:
         """Forget a claim that is settled or lost."""
@@ -80,6 +83,7 @@ class Heartbeat:
         lease: timedelta,
         every: timedelta,
         is_idle: Callable[[], bool],
+        running: Callable[[], int],
         lost: Callable[[list[UUID]], None],
         watch_loop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
@@ -92,6 +96,7 @@ class Heartbeat:
         self._answer_within = lease.total_seconds() / 3
         self._patience = min(LONGEST_WAIT, lease / 6)
         self._is_idle = is_idle
+        self._running = running
         self._lost = lost  # called in the heart's thread, as are the others
         self._watch_loop = watch_loop
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
@@ -185,7 +190,7 @@ class Heartbeat:
     ) -> list[UUID]:
         """Try to keep these; return those that somebody holds."""
         asked_at = time.monotonic()
-        running, idle = self._leases.running, self._is_idle()
+        running, idle = self._running(), self._is_idle()
         # What is not trusted any more was lost while everything stood still: it is told beside this.
         tokens = [token for token in tokens if self._leases.trusts(token, asked_at)]
         pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience, trusted=True)

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+import msgspec
 
 from windlass.context import Context
 from windlass.model.attempt import AttemptOutcome
@@ -16,6 +17,11 @@ class Judge(Protocol):
     """What a handler did to end its own task."""
 
     refused: PayloadError | None  # of a result that no other attempt could keep
+    is_failed: bool  # it failed, whatever it may have completed
+
+    @property
+    def may_have_completed(self) -> bool:
+        """Whether it may have completed its task, whatever is settled."""
 
     def judge(self, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
         """Return what is to be settled, given what the handler did after all."""
@@ -29,8 +35,7 @@ class Halt(Enum):
     RELEASED = "the worker is shutting down"
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One claimed task, from the claim to its settlement. Belongs to the worker's event loop."""
 
     claim: Claim

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from itertools import accumulate
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +31,6 @@ from windlass.model.task import (
     Enqueued,
     Outcome,
     QueueRecord,
-    Settlement,
 )
 from windlass.runtime.monitor import Page
 from windlass.telemetry import counted
@@ -46,17 +45,8 @@ OTHERS = ("others", "others")
 Labels = tuple[str, str]  # type, queue
 
 
-def _field(of: Any, name: str) -> Callable[[Any], Any]:
-    """Get a member of a tuple by its place, which is much cheaper than by its name."""
-    return itemgetter(of._fields.index(name))
-
-
-# What is asked of every task is asked in the cheapest way: see `bench/seam.py`.
-_type, _queue = _field(ClaimedTask, "type"), _field(ClaimedTask, "queue")
-_waited = _field(ClaimedTask, "waited")
-_outcome = _field(Settlement, "outcome")
-_is_new = _field(Enqueued, "created")
-_asked_type, _asked_queue = attrgetter("type"), attrgetter("queue")
+# By its place: of every task, that is much cheaper than by its name. See `bench/seam.py`.
+_is_new = itemgetter(Enqueued._fields.index("created"))
 
 
 class Distribution:
@@ -80,11 +70,13 @@ class Distribution:
 
     def _sort_in(self) -> None:
         values, self._new = self._new, []
+        if not values:
+            return
         self._total += sum(values)
-        if values and (only := self._bucket(max(values))) == self._bucket(min(values)):
+        values.sort()  # first, for its comparisons of numbers are far cheaper than those of max
+        if (only := self._bucket(values[-1])) == self._bucket(values[0]):
             self._counts[only] += len(values)
             return
-        values.sort()
         below = 0
         for place, bound in enumerate(self._bounds):
             until = bisect_right(values, bound, below)
@@ -149,8 +141,8 @@ class Metrics(Collector):
     # Nearly every batch is of one type and queue and went well: it is not taken apart.
 
     def _count_enqueued(self, added: Any) -> None:
-        types, queues = map(_asked_type, added.tasks), map(_asked_queue, added.tasks)
-        if (kind := _only(types, queues)) and all(map(_is_new, added.answers)):
+        kind = _only([task.type for task in added.tasks], [task.queue for task in added.tasks])
+        if kind and all(map(_is_new, added.answers)):
             self._enqueued[self._labels(*kind)] += len(added.tasks)
             return
         for task, answer in zip(added.tasks, added.answers, strict=True):
@@ -160,13 +152,15 @@ class Metrics(Collector):
     def _count_claimed(self, claim: Any) -> None:
         tasks = claim.tasks
         self._claims.add((len(tasks),))
-        self._kinds[claim.token] = kind = _only(map(_type, tasks), map(_queue, tasks))
+        self._kinds[claim.token] = kind = _only(
+            [task.type for task in tasks], [task.queue for task in tasks]
+        )
         if len(self._kinds) > MOST_CLAIMS:
             self._kinds.pop(next(iter(self._kinds)))
         if kind:
             labels = self._labels(*kind)
             self._claimed[labels] += len(tasks)
-            self._waits[labels].add(map(_waited, tasks))
+            self._waits[labels].add([task.waited for task in tasks])
             return
         for task in tasks:
             labels = self._labels(task.type, task.queue)
@@ -176,13 +170,12 @@ class Metrics(Collector):
     def _count_settled(self, settled: Any) -> None:
         batch, answers = settled.batch, settled.answers
         self._settlements.add((len(batch),))
-        jobs, settlements = zip(*batch, strict=True)
-        completed = list(map(_outcome, settlements)).count(Outcome.COMPLETED)
-        kind = self._only_kind([job.claim for job in jobs])
+        kind = self._only_kind([done.job.claim for done in batch])
+        completed = settled.outcomes.count(Outcome.COMPLETED)
         if kind and completed == len(batch) == answers.count(Answer.APPLIED):
             labels = self._labels(*kind)
             self._ended[*labels, "completed"] += completed
-            self._durations[labels].add([job.took for job in jobs])
+            self._durations[labels].add([done.job.took for done in batch])
             return
         for done, answer in zip(batch, answers, strict=True):
             job = done.job
@@ -193,9 +186,7 @@ class Metrics(Collector):
 
     def _only_kind(self, claims: Sequence[Claim]) -> Labels | None:
         """The type and the queue of all tasks of these claims, if that is known to be one."""
-        # By identity: to compare claims would cost more than to look at every task.
-        distinct = dict(zip(map(id, claims), claims, strict=True)).values()
-        kinds = {self._kinds.get(claim.token) for claim in distinct}
+        kinds = {self._kinds.get(claim.token) for claim in set(claims)}
         return kinds.pop() if len(kinds) == 1 else None
 
     def _count_lost(self, tasks: Sequence[ClaimedTask]) -> None:
@@ -240,9 +231,8 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"windlass_{name}", meaning, value=counted(event))
 
 
-def _only(types: Iterable[str], queues: Iterable[str]) -> Labels | None:
+def _only(types: Sequence[str], queues: Sequence[str]) -> Labels | None:
     """The type and the queue, if there is one of each."""
-    types, queues = list(types), list(queues)
     is_one = types.count(types[0]) == queues.count(queues[0]) == len(types)
     return (types[0], queues[0]) if is_one else None
 

@@ -7,14 +7,14 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
-from windlass.model.attempt import AttemptOutcome, Failed, Released
+from windlass.model.attempt import AttemptOutcome, Released, Succeeded
 from windlass.model.errors import StoreUnavailable
-from windlass.model.task import Claim
-from windlass.policy.lifecycle import settle
+from windlass.model.task import Claim, Settlement
+from windlass.policy.lifecycle import completed, settle
 from windlass.policy.retry import Retry
 from windlass.registry import Registry
+from windlass.runtime.carrier import Carriers
 from windlass.runtime.committer import Done
-from windlass.runtime.describe import describe_exception
 from windlass.runtime.executor import Executor
 from windlass.runtime.heartbeat import Leases
 from windlass.runtime.job import Halt, Job
@@ -24,7 +24,12 @@ from windlass.telemetry import emit, tell
 
 MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing is claimed
 LOOK_EVERY = 0.2  # seconds
+FIRST_LOOK = 0.01  # seconds: a worker that starts does not know yet how much it will do
 GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
+FORGET = 0.95  # what is left of the average size of payloads after each one more
+FIRST_CLAIM = 100  # tasks, of which nobody knows yet how large they are
+CLAIM_BYTES = 4 << 20  # of payloads in one claim, if they are as large as those before
+ENOUGH = 500  # free places are worth a claim, although tasks still wait
 BUFFER_AHEAD = 0.2  # seconds of work, at the present rate, that may wait in the buffer
 
 
@@ -60,11 +65,15 @@ class Slots:
         self._overdue: dict[Job, float] = {}  # told to end and still here; since which look
         self._outstanding: Counter[UUID] = Counter()
         self._received: dict[UUID, float] = {}
+        self._trusted: Claim | None = None  # the last one that was asked for: most ask for the same
+        self._trusted_until = 0.0  # monotonic; it may be longer by now
         self._ended = 0
+        self._measured_at = time.monotonic()
         self._rate = 0.0
         self._changed = asyncio.Event()
         self._draining = False
         self.unsettled = 0
+        self._carriers = Carriers(executor, self)
 
     # For the fetcher
 
@@ -79,6 +88,12 @@ class Slots:
         free = self._concurrency - len(self._running)
         return free + ahead
 
+    def at_once(self) -> int:
+        """How many may be claimed at once: not so many that their payloads fill the memory on their way."""
+        if not self._average_bytes:
+            return FIRST_CLAIM
+        return max(1, int(CLAIM_BYTES / self._average_bytes))
+
     @property
     def filled(self) -> tuple[int, int]:
         """How many tasks run, and how many may."""
@@ -88,9 +103,15 @@ class Slots:
         """How many tasks are held: running, waiting, or not yet written."""
         return len(self._running) + len(self._waiting) + self.unsettled
 
+    def has_room(self) -> bool:
+        """Whether it is time to claim: while tasks wait for a slot, not before half of all would fit."""
+        wanted = self.wanted()
+        held = len(self._running) + len(self._waiting)
+        return wanted > 0 and (not self._waiting or wanted >= ENOUGH or 2 * wanted >= wanted + held)
+
     async def room(self) -> None:
-        """Wait until a task would be taken."""
-        while self.wanted() < 1:
+        """Wait until it is time to claim."""
+        while not self.has_room():
             await self._change()
 
     async def emptied(self) -> None:
@@ -117,12 +138,12 @@ class Slots:
                 self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
                 raise
         self._outstanding[claim.token] = len(claim.tasks)
-        for job in jobs:
-            size = len(job.task.payload)
-            self._average_bytes += (size - self._average_bytes) * 0.05
-            self._waiting_bytes += size
-            self._waiting.append(job)
-        self._run_waiting()
+        size = sum([len(job.task.payload) for job in jobs])
+        weight = 1 - FORGET ** len(jobs)
+        self._average_bytes += (size / len(jobs) - self._average_bytes) * weight
+        self._waiting_bytes += size
+        self._waiting += jobs
+        self._carriers.start()
 
     def _was_lost(self, claim: Claim) -> bool:
         if self._leases.holds(claim.token):
@@ -131,25 +152,31 @@ class Slots:
         tell("lost", claim.tasks)
         return True
 
-    # From job to job
+    # From job to job: what carriers ask for
 
-    def _run_waiting(self) -> None:
-        create_task = asyncio.get_running_loop().create_task
-        now = time.monotonic()
-        while self._waiting and not self._draining and len(self._running) < self._concurrency:
-            job = self._next_waiting()
-            if not self._is_held(job, now):
-                self._let_go(job.claim.token, 1)
-                continue
-            self._running.add(job)
-            job.runner = create_task(self._run_job(job))
-        self._leases.running = len(self._running)
+    def peek(self) -> Job | None:
+        """Return the job that is to begin next, if one may begin now."""
+        if not self._waiting or self._draining or len(self._running) >= self._concurrency:
+            return None
+        return self._waiting[0]
+
+    def begin(self, now: float) -> bool:
+        """Take that job out, to run it; false if its lease is lost."""
+        job = self._next_waiting()
+        if not self._is_held(job, now):
+            self._let_go(job.claim, 1)
+            return False
+        self._running.add(job)
+        return True
 
     def _is_held(self, job: Job, now: float) -> bool:
         """Whether its lease holds, also if the heart stood still with everything else."""
         if job.halt is Halt.LOST:
             return False
-        if self._leases.trusts(job.claim.token, now):
+        if job.claim is self._trusted and now < self._trusted_until:
+            return True
+        self._trusted, self._trusted_until = job.claim, self._leases.until(job.claim.token)
+        if now < self._trusted_until:
             return True
         self._tell_lost(job)
         return False
@@ -159,14 +186,10 @@ class Slots:
         self._waiting_bytes -= len(job.task.payload)
         return job
 
-    async def _run_job(self, job: Job) -> None:
-        try:
-            outcome = await self._executor.run(job)
-        except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the slot as well
-            outcome = Failed(describe_exception(error))
-        if job in self._running:  # it may have been given up meanwhile
+    def end(self, job: Job, outcome: AttemptOutcome | None, now: float) -> None:
+        """Free the slot of a job whose handler has ended, unless it was given up meanwhile."""
+        if job in self._running:
             self._ended += 1
-            now = time.monotonic()
             if job.started_at is not None:
                 job.took = now - job.started_at
             may_write = outcome is not None and self._is_held(job, now)
@@ -175,37 +198,38 @@ class Slots:
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
         self._running.discard(job)
         if outcome is None:
-            self._let_go(job.claim.token, 1)
+            self._let_go(job.claim, 1)
         else:
             self._end(job, outcome)
-        self._run_waiting()
 
     def _end(self, job: Job, outcome: AttemptOutcome) -> None:
-        definition = self._registry.find(job.task.type)
         self.unsettled += 1
-        self._write(
-            Done(
-                job,
-                settle(
-                    job.claim.token,
-                    job.task,
-                    outcome,
-                    retry=Retry() if definition is None else definition.retry,
-                    draw=random.random(),  # noqa: S311 - jitter
-                    started_after=job.started_after,
-                    reported=job.reported,
-                ),
-            )
-        )
+        self._write(Done(job, self._settlement(job, outcome)))
         self._changed.set()
+
+    def _settlement(self, job: Job, outcome: AttemptOutcome) -> Settlement:
+        task, token = job.task, job.claim.token
+        if isinstance(outcome, Succeeded):
+            return completed(token, task, outcome, job.started_after, reported=job.reported)
+        definition = self._registry.find(task.type)
+        return settle(
+            token,
+            task,
+            outcome,
+            retry=Retry() if definition is None else definition.retry,
+            draw=random.random(),  # noqa: S311 - jitter
+            started_after=job.started_after,
+            reported=job.reported,
+        )
 
     def settled(self, batch: Sequence[Done]) -> None:
         """Let go of what was written."""
         self.unsettled -= len(batch)
-        for token, tasks in Counter(done.settlement.token for done in batch).items():
-            self._let_go(token, tasks)
+        for claim, tasks in Counter([done.job.claim for done in batch]).items():
+            self._let_go(claim, tasks)
 
-    def _let_go(self, token: UUID, tasks: int) -> None:
+    def _let_go(self, claim: Claim, tasks: int) -> None:
+        token = claim.token
         self._outstanding[token] -= tasks
         if self._outstanding[token] <= 0:
             del self._outstanding[token]
@@ -250,13 +274,20 @@ class Slots:
 
     async def watch(self, stop: Stop) -> None:
         """Measure the rate; give back what waits, and give up what overstays, for too long."""
-        while not await stop.wait(LOOK_EVERY):
-            self._rate += (self._ended / LOOK_EVERY - self._rate) * 0.5
-            self._ended = 0
+        pause = FIRST_LOOK
+        while not await stop.wait(pause):
             now = time.monotonic()
+            self._measure(now)
+            pause = min(2 * pause, LOOK_EVERY)
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
             self._abandon_stuck(now)
+
+    def _measure(self, now: float) -> None:
+        seconds = now - self._measured_at
+        if seconds > 0:
+            self._rate += (self._ended / seconds - self._rate) * 0.5
+            self._ended, self._measured_at = 0, now
 
     def _abandon_stuck(self, now: float) -> None:
         overdue = [
@@ -269,6 +300,7 @@ class Slots:
             if now - since > GIVE_WAY_WITHIN:
                 emit("handler.abandoned", task_id=job.task.id, type=job.task.type)
                 self._free_slot(job, self._executor.abandoned(job))
+                self._carriers.start()
 
     # At the end
 

@@ -1,67 +1,130 @@
-"""Threads for plain functions: as many as are busy, and a new one for each that hangs."""
+"""Threads for plain functions: as many as are blocked, and a new one for each that hangs."""
 
+import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
 from windlass.model.limits import shown
 
-_Work = tuple[Future[Any], Callable[[], Any]]
+GROW_AFTER = 0.001  # seconds without a free thread: whatever runs is not over in a moment
+
+
+class ThreadCall:
+    """A call that runs, or is to run, in a thread."""
+
+    __slots__ = ("answer", "call", "is_over", "thread")
+
+    def __init__(self, call: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        self.call = call
+        self.answer = answer  # belongs to the event loop
+        self.thread = 0  # which one runs it; none yet
+        self.is_over = False  # it has returned, whether or not somebody waits for it
 
 
 class Threads:
     """Runs calls in threads that are kept and used again.
 
-    The caller bounds how many run at once. A call that was given up keeps its thread until it
-    returns; the next call then gets another one, so a hung handler never takes a slot with it.
+    The caller bounds how many run at once. Calls that return at once share a few threads: to hand each to
+    another one would take longer than they do. If there is none free for a moment there are twice as many.
+    A call that was given up keeps its thread until it returns; another takes its place, so a hung handler
+    never takes a slot with it.
     """
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._work: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0
+        self._free = 0  # threads that wait for work
         self._started = 0
+        self._growing: asyncio.TimerHandle | None = None
+        self._ended: deque[tuple[ThreadCall, Any, BaseException | None]] = deque()
+        self._is_told = False  # the event loop will look at what has ended
 
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Run a call in a thread."""
-        future: Future[Any] = Future()
-        with self._lock:
-            if self._idle:
-                self._idle -= 1
-            else:
-                self._started += 1
-                # Daemons: a handler that never returns must not keep the process alive.
-                name = f"windlass-handler-{self._started}"
-                threading.Thread(target=self._run, name=name, daemon=True).start()
-        self._work.put((future, call))
-        return future
+    def submit(self, call: Callable[[], Any]) -> ThreadCall:
+        """Run a call in a thread, from the event loop."""
+        submitted = ThreadCall(call, self._loop.create_future())
+        self._work.put(submitted)
+        if not self._started:
+            self._start(1)
+        self._look_soon()
+        return submitted
 
     def close(self) -> None:
         """Let every thread end once it has nothing to do."""
+        if self._growing is not None:
+            self._growing.cancel()
         with self._lock:
             for _ in range(self._started):
                 self._work.put(None)
-            self._started = self._idle = 0
+            self._started = self._free = 0
+
+    def _look_soon(self) -> None:
+        """Look as long as anything waits: how many threads are free is known a moment late."""
+        if self._growing is None and self._work.qsize():
+            self._growing = self._loop.call_later(GROW_AFTER, self._grow)
+
+    def _grow(self) -> None:
+        self._growing = None
+        lacking = self._work.qsize() - self._free
+        if lacking > 0:
+            self._start(min(lacking, self._started))
+        self._look_soon()
+
+    def _start(self, number: int) -> None:
+        for _ in range(number):
+            self._started += 1
+            # Daemons: a handler that never returns must not keep the process alive.
+            name = f"windlass-handler-{self._started}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
-        while (item := self._work.get()) is not None:
-            future, call = item
-            del item
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except (StopIteration, GeneratorExit) as error:
-                    # A future refuses the one and a coroutine takes the other for its own end:
-                    # whoever waits would do so for ever.
-                    wrapped = RuntimeError(f"the handler raised {shown(error)}")
-                    wrapped.__cause__ = error
-                    future.set_exception(wrapped)
-                except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-            del future, call
-            with self._lock:
-                self._idle += 1
+        while (submitted := self._next()) is not None:
+            if not submitted.answer.cancelled():  # before it began
+                submitted.thread = threading.get_ident()
+                self._end(submitted, *_outcome(submitted.call))
+            del submitted
+
+    def _next(self) -> ThreadCall | None:
+        with self._lock:
+            self._free += 1
+        submitted = self._work.get()
+        with self._lock:
+            self._free -= 1
+        return submitted
+
+    def _end(self, submitted: ThreadCall, value: Any, error: BaseException | None) -> None:
+        submitted.is_over = True
+        self._ended.append((submitted, value, error))
+        if not self._is_told:
+            self._is_told = True
+            try:
+                self._loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:
+                return  # the event loop is closed, and nobody waits any more
+
+    def _answer(self) -> None:
+        self._is_told = False  # before the look: what ends after it is told again
+        while self._ended:
+            submitted, value, error = self._ended.popleft()
+            if submitted.answer.done():
+                continue  # it was given up
+            if error is None:
+                submitted.answer.set_result(value)
+            else:
+                submitted.answer.set_exception(error)
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return call(), None
+    except (StopIteration, GeneratorExit) as error:
+        # A future refuses the one and a coroutine takes the other for its own end: whoever waits
+        # would do so for ever.
+        wrapped = RuntimeError(f"the handler raised {shown(error)}")
+        wrapped.__cause__ = error
+        return None, wrapped
+    except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        return None, error

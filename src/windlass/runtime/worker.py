@@ -95,19 +95,19 @@ class Worker:
             completing=self._completing,
         )
         self._leases = Leases(self._lease)
+        self._committer = Committer(
+            store=store, settled=self._settled, patience=patience(self._lease)
+        )
         self._slots = Slots(
             executor=self._executor,
             registry=registry,
             leases=self._leases,
             report=self._report,
-            write=self._write,
+            write=self._committer.add,
             concurrency=options.concurrency,
             buffer=options.buffer,
             buffer_bytes=options.buffer_bytes,
             buffer_seconds=options.buffer_seconds,
-        )
-        self._committer = Committer(
-            store=store, settled=self._slots.settled, patience=patience(self._lease)
         )
         self._idle_seen = asyncio.Event()
         self._fetcher = Fetcher(
@@ -135,14 +135,14 @@ class Worker:
         self._loop_watch = LoopWatch(self._slots.running)
         self._beating_heart: Heartbeat | None = None
         self._listening: Listening | None = None
-        self._is_started = False
+        self._absence = "starting"  # why it does not work; empty: it does
         self._stopping = Stop()
         self._insisting = Stop()
 
-    # What ends and what begins leaves the slots here
+    # What was written comes back to the slots, and what begins leaves them, here
 
-    def _write(self, done: Done) -> None:
-        self._committer.add(done)
+    def _settled(self, batch: Sequence[Done]) -> None:
+        self._slots.settled(batch)
 
     def _completing(self, job: Job, encode: Callable[[Any], str | None]) -> Completing:
         return Completing(store=self._store, job=job, lease=self._lease, encode=encode)
@@ -208,9 +208,7 @@ class Worker:
             unwatch(metrics)
 
     def _not_working(self) -> str:
-        if self._stopping:
-            return "stopping"
-        return "" if self._is_started else "starting"
+        return "stopping" if self._stopping else self._absence
 
     def _stuck_loop(self) -> str:
         silent = self._loop_watch.silent_for
@@ -246,12 +244,13 @@ class Worker:
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         try:
-            self._is_started = True
+            self._absence = ""
             if started is not None:
                 started()
             waiting = asyncio.create_task(self._until_stop(until_idle), name="windlass-stop")
             everything = {waiting, committing, fetching, leading, *services}
             ended, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+            self._absence = "stopping"  # as asked, or because something has failed
             _tell_failed(ended)
             await stop_task(waiting)
             emit("worker.stopping", worker_id=self._options.info.id, tasks=self._slots.busy())
@@ -331,6 +330,7 @@ class Worker:
             lease=self._lease,
             every=timedelta(seconds=self._options.heartbeat),
             is_idle=lambda: self._fetcher.idle,
+            running=lambda: self._slots.filled[0],
             lost=lost,
             watch_loop=self._loop_watch.watch,
         )

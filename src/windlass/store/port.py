@@ -1,9 +1,9 @@
 """The store as its users see it: one small Protocol per reader. One method is one transaction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 from uuid import UUID
 
 from windlass.model.examination import Examination
@@ -14,6 +14,7 @@ from windlass.model.task import (
     ClaimAnswer,
     ClaimRequest,
     Completion,
+    Due,
     Ended,
     Enqueued,
     Fence,
@@ -57,6 +58,36 @@ class GuestStore(Protocol):
         """Take in a connection of the caller, or raise `TypeError`."""
 
 
+class NewTasks(Sequence[NewTask]):
+    """Many tasks, none of them with a key, each made when it is first read.
+
+    A store may write the first ones while the others are not made yet. Making one may raise.
+    """
+
+    def __init__(self, number: int, make: Callable[[int, int], list[NewTask]]) -> None:
+        self._number = number
+        self._make = make  # those from one place until before another
+        self._made: list[NewTask] = []
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, place: int) -> NewTask: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[NewTask]: ...
+
+    def __getitem__(self, place: int | slice) -> NewTask | list[NewTask]:
+        wanted = range(self._number)[place]
+        last = wanted if isinstance(wanted, int) else max(wanted, default=-1)
+        if last >= len(self._made):
+            self._made += self._make(len(self._made), last + 1)
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[NewTask]:
+        return iter(self[:])
+
+
 class EnqueueStore(GuestStore, Protocol):
     """What a producer needs."""
 
@@ -78,6 +109,7 @@ class EnqueueStore(GuestStore, Protocol):
         first one; with another payload the whole call raises `IdempotencyConflict`. A fence that
         no longer holds raises `LeaseLost`. `repeated` says that the same call may have been
         carried out before: tasks whose id is already there are answered and not added again.
+        Tasks may be `NewTasks`: what making one raises is raised, and none is added.
         """
 
     async def type_defaults(self, name: str) -> TypeDefaults | None:
@@ -226,6 +258,9 @@ class LeadStore(Protocol):
 
 class ChoreStore(Protocol):
     """What the leader does. A call that shows a term that is over raises `NotLeader`."""
+
+    async def due(self) -> Due:
+        """Say what there may be to do, in one look that writes nothing."""
 
     async def promote(
         self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from windlass.app import App, run_to_end
+from windlass.app import App
 from windlass.client import Task
 from windlass.encoding import decode_json, encode_json
 from windlass.model.errors import ConfigurationError, PayloadError
@@ -112,8 +112,7 @@ async def drain(app: App) -> None:
             while await store.rescue(EVERYTHING) != Rescued():
                 pass
             await store.promote(EVERYTHING)
-            # Not `run_worker`, which answers probes: tests beside this one would want the same port.
-            await run_to_end(await app.new_worker(), until_idle=True)
+            await app.run_worker(until_idle=True)
             if not await store.promote(EVERYTHING):
                 return
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from windlass.model.errors import NotLeader
 from windlass.model.limits import UNNOTICED_STEP
-from windlass.model.task import ENDS, LaneKind, Leadership, Rescued, Retained, TaskState
+from windlass.model.task import ENDS, Due, LaneKind, Leadership, Rescued, Retained, TaskState
 from windlass.store.memory.state import TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
@@ -49,6 +49,9 @@ class LeadVerbs(MemoryTables):
     @transaction
     async def now(self) -> datetime:
         return self._clock()
+
+    async def due(self) -> Due:
+        return Due(self._clock())
 
     def _assert_leader(self, leadership: Leadership) -> None:
         if self._leader != leadership or self._term_ends_at <= self._clock():

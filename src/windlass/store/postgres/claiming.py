@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 from windlass.model.errors import StoreUnavailable
@@ -46,7 +47,7 @@ class ClaimVerbs(PostgresParts):
             # Whether it was carried out is not known: read every lane from its beginning.
             self._cursors[request.alone] = LaneCursors()
             raise
-        report = rows[0]
+        *batches, report = rows
         cursors.advance(
             Snapshot.parse(report["snapshot"]),
             [
@@ -64,8 +65,9 @@ class ClaimVerbs(PostgresParts):
         )
         self._look_behind_soon()
         claim = None
-        if len(rows) > 1:
-            claimed = tuple(ClaimedTask(*row[:10]) for row in rows[1:])
+        if batches:
+            reasons = dict(zip(report["cancelled"] or (), report["reasons"] or (), strict=True))
+            claimed = tuple(task for batch in batches for task in _tasks(batch, reasons))
             claim = Claim(token, report["fence"], claimed, request.alone)
         return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
 
@@ -118,3 +120,13 @@ class ClaimVerbs(PostgresParts):
     async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
         rows = await self._run.fetch("read_cancel_requests", list(task_ids))
         return {row["task_id"]: row["reason"] for row in rows}
+
+
+def _tasks(batch: Sequence[Any], reasons: Mapping[UUID, str]) -> Iterator[ClaimedTask]:
+    """The tasks of one lane, which come as columns."""
+    kind, queue, priority, ids, *columns = batch[:9]
+    for id_, payload, attempts, max_attempts, generation, waited in zip(ids, *columns, strict=True):
+        reason = reasons.get(id_) if reasons else None
+        yield ClaimedTask(
+            id_, kind, queue, priority, payload, attempts, max_attempts, generation, reason, waited
+        )

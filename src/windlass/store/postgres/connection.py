@@ -32,7 +32,7 @@ LOOK_WITHIN = 10.0  # seconds for each look at a database that is opened
 ANSWER_WITHIN = 60.0  # seconds for any statement: nobody waits for ever on a dead connection
 
 # What a connection may raise that is of no use any more; a timeout is an OSError.
-_BROKEN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+BROKEN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 _OURS = {
     "WL001": LeaseLost,
@@ -53,6 +53,23 @@ _UNAVAILABLE_CODES = {
     "40001",
     "40P01",
 }
+
+# Types that every server has, by their fixed numbers. Of arrays the driver knows only text's, and would
+# look the others up on each connection: that takes the server ten milliseconds or more, and changes
+# a setting of the session, which behind a pooler is put back in another one.
+_ARRAYS = [
+    dict.fromkeys(("range_subtype", "attrtypoids", "basetype"))
+    | {"oid": oid, "ns": "pg_catalog", "name": f"_{of}", "elemtype": element, "elemdelim": ","}
+    for oid, of, element in (
+        (1000, "bool", 16),
+        (1005, "int2", 21),
+        (1007, "int4", 23),
+        (1016, "int8", 20),
+        (1022, "float8", 701),
+        (1185, "timestamptz", 1184),
+        (2951, "uuid", 2950),
+    )
+]
 
 _VALUE_CLASSES = ("22", "54")  # a value of the wrong form, or beyond a limit of the server
 
@@ -139,13 +156,16 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
         super().__init__(*args, **kwargs)
         _connections.add(self)
         self._unconfirmed = False
+        # Undocumented: a driver without it asks the server, as it does for types it has not met.
+        with suppress(AttributeError, KeyError):
+            self.get_settings().register_data_types(_ARRAYS)
 
     async def close(self, *, timeout: float | None = None) -> None:  # noqa: ASYNC109 - the driver's
         """Take leave of the server; one that is silent or gone is left without a word.
 
         The driver's pool closes what is out of date in a task of which nobody hears.
         """
-        with suppress(*_BROKEN):
+        with suppress(*BROKEN):
             await super().close(timeout=GIVE_UP_AFTER if timeout is None else timeout)
 
     def has_unconfirmed(self) -> bool:
@@ -309,9 +329,7 @@ async def check_same_database(
         )
 
 
-async def create_pool(
-    route: Route, *, size: int, learn_types: str, forget: str | None = None
-) -> asyncpg.Pool:
+async def create_pool(route: Route, *, size: int, forget: str | None = None) -> asyncpg.Pool:
     """Open a pool; `forget` is run between uses, if others than we use its connections.
 
     We ourselves keep nothing in a session, and spare the round trip.
@@ -322,15 +340,8 @@ async def create_pool(
             return
         try:
             await connection.execute(forget)
-        except _BROKEN:
+        except BROKEN:
             connection.terminate()  # whoever is next is given another
-
-    async def learn(connection: asyncpg.Connection) -> None:
-        # To look up types the driver changes a setting of the session and then puts it back.
-        # Behind a pooler only a transaction makes that the same session.
-        if route.pooler:
-            async with transaction(connection):
-                await connection.fetch(learn_types, *([] for _ in range(8)))
 
     with translated(route.url), _checked(route.url):
         return await asyncpg.create_pool(
@@ -340,7 +351,6 @@ async def create_pool(
             max_size=size,
             max_inactive_connection_lifetime=0,
             command_timeout=ANSWER_WITHIN,
-            init=learn,
             connect=partial(dial, route.revive),
             reset=reset,
             **_session(route),

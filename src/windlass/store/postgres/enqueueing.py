@@ -1,5 +1,6 @@
 """Enqueue on PostgreSQL."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
@@ -11,12 +12,12 @@ import msgspec
 
 from windlass.model.errors import IdempotencyConflict, StoreUnavailable
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.port import Guest
+from windlass.store.port import Guest, NewTasks
 from windlass.store.postgres.connection import translated
 from windlass.store.postgres.guests import guest_of
 from windlass.store.postgres.parts import PostgresParts, used
 
-ENQUEUE_CHUNK = 2000  # rows per statement of a large enqueue
+ENQUEUE_CHUNK = 1000  # rows per statement of a large enqueue
 # Per statement on a connection of the caller: as jsonb, of 256 MB at most, it may be six times as large.
 GUEST_CHUNK_BYTES = 32 << 20
 GUEST_CHUNK_TASKS = 10_000
@@ -50,28 +51,55 @@ class EnqueueVerbs(PostgresParts):
     async def _enqueue(
         self, tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
     ) -> list[Enqueued]:
-        answers = [Enqueued(task.id, created=True) for task in tasks]
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
-            arguments = _enqueue_arguments(tasks, fence, repeated)
-            rows = await self._run.fetch("enqueue_tasks", *arguments, confirmed=True)
-            _mark_known(answers, rows, 0)
-            return answers
-        text = self._sql.statement("enqueue_tasks")
-        known: set[int] = set()
+            name, arguments = _statement(tasks, fence, repeated)
+            rows = await self._run.fetch(name, *arguments, confirmed=True)
+            return _answers(tasks, {} if name == "enqueue_alike" else _found(rows, 0))
         async with self._run.transaction(confirmed=True) as connection:
             await self._reserve_keys(connection, tasks)
-            for start in range(0, len(tasks), ENQUEUE_CHUNK):
-                chunk = tasks[start : start + ENQUEUE_CHUNK]
-                arguments = _enqueue_arguments(chunk, fence, repeated)
-                with counted_from(start), translated(self._options.url):
-                    rows = await connection.fetch(text, *arguments)
-                _mark_known(answers, rows, start)
-                known.update(start + place for place, *_ in rows)
+            known = await self._write(connection, tasks, fence, repeated)
             if repeated:
                 added = [task.id for place, task in enumerate(tasks) if place not in known]
                 if await connection.fetchval(self._sql.statement("any_ended"), added):
                     raise _Overtaken
-        return answers
+        return _answers(tasks, known)
+
+    async def _write(
+        self,
+        connection: asyncpg.Connection,
+        tasks: Sequence[NewTask],
+        fence: Fence | None,
+        repeated: bool,
+    ) -> dict[int, UUID]:
+        """Write a large call chunk by chunk; return which tasks were there before, by their place.
+
+        While the server is busy with a chunk, the next one is read: tasks may be made only then.
+        """
+        known: dict[int, UUID] = {}
+        writing: asyncio.Task[dict[int, UUID]] | None = None
+        try:
+            for start in range(0, len(tasks), ENQUEUE_CHUNK):
+                statement = _statement(tasks[start : start + ENQUEUE_CHUNK], fence, repeated)
+                if writing is not None:
+                    known |= await writing
+                writing = asyncio.create_task(self._write_chunk(connection, start, *statement))
+                await asyncio.sleep(0)  # so that it goes out
+            if writing is not None:
+                known |= await writing
+        except BaseException:
+            # Perhaps a task that could not be made, or the caller gave up: it is to be rolled back.
+            if writing is not None:
+                writing.cancel()
+                await asyncio.wait([writing])
+            raise
+        return known
+
+    async def _write_chunk(
+        self, connection: asyncpg.Connection, start: int, name: str, arguments: tuple[Any, ...]
+    ) -> dict[int, UUID]:
+        with counted_from(start), translated(self._options.url):
+            rows = await connection.fetch(self._sql.statement(name), *arguments)
+        return {} if name == "enqueue_alike" else _found(rows, start)
 
     def guest(self, connection: Any, *, is_async: bool) -> Guest:
         return guest_of(connection, is_async=is_async)
@@ -88,15 +116,13 @@ class EnqueueVerbs(PostgresParts):
             for chunk in chunks:
                 with counted_from(len(answers)):
                     rows = await guest.fetch(statement, _as_json(chunk), shown)
-                ids = [UUID(str(row[0])) for row in rows]
-                answers += [
-                    Enqueued(task_id, created=task_id == task.id)
-                    for task_id, task in zip(ids, chunk, strict=True)
-                ]
+                answers += [_answer(task, row[0]) for task, row in zip(chunk, rows, strict=True)]
         return answers
 
     async def _reserve_keys(self, connection: asyncpg.Connection, tasks: Sequence[NewTask]) -> None:
         """Take all keys of a large call in one order, or two such calls could deadlock."""
+        if isinstance(tasks, NewTasks):
+            return
         keyed = sorted(
             (task for task in tasks if task.idempotency_key is not None),
             key=lambda task: (task.type, task.idempotency_key),
@@ -133,22 +159,31 @@ class EnqueueVerbs(PostgresParts):
         )
 
 
-def _enqueue_arguments(
+def _statement(
     tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
-) -> tuple[Any, ...]:
+) -> tuple[str, tuple[Any, ...]]:
+    """The statement that adds these tasks, with its arguments."""
+    nothing = [()] * len(NewTask._fields)
+    ids, types, payloads, *others = zip(*tasks, strict=True) if tasks else nothing
+    queues, priorities, max_attempts, delays, times, keys, tags, retentions = others
+    if tasks and fence is None and not repeated and _are_alike(types, *others):
+        first = tasks[0]
+        if (first.delay, first.at, first.idempotency_key, first.tags) == (0, None, None, ()):
+            kind = (first.type, first.queue, first.priority, first.max_attempts)
+            return "enqueue_alike", (ids, payloads, *kind, _seconds(first.retention))
     token, holder, generation = fence or (None, None, None)
-    return (
-        [task.id for task in tasks],
-        [task.type for task in tasks],
-        [task.queue for task in tasks],
-        [task.priority for task in tasks],
-        [task.payload for task in tasks],
-        [task.max_attempts for task in tasks],
-        used([task.delay or None for task in tasks]),
-        used([task.at for task in tasks]),
-        used([task.idempotency_key for task in tasks]),
-        used([_json_list(task.tags) if task.tags else None for task in tasks]),
-        used([_seconds(task.retention) for task in tasks]),
+    return "enqueue_tasks", (
+        ids,
+        types,
+        queues,
+        priorities,
+        payloads,
+        max_attempts,
+        used([delay or None for delay in delays]),
+        used(list(times)),
+        used(list(keys)),
+        used([_json_list(few) if few else None for few in tags]),
+        used([_seconds(retention) for retention in retentions]),
         token,
         holder,
         generation,
@@ -157,11 +192,29 @@ def _enqueue_arguments(
     )
 
 
-def _mark_known(answers: list[Enqueued], rows: list[asyncpg.Record], start: int) -> None:
-    for place, task_id, _ in rows:
+def _are_alike(*columns: tuple[Any, ...]) -> bool:
+    return all(column.count(column[0]) == len(column) for column in columns)
+
+
+def _found(rows: list[asyncpg.Record], start: int) -> dict[int, UUID]:
+    """The tasks that were there before, by their place in the call."""
+    return {start + place: task_id for place, task_id, _ in rows}
+
+
+def _answer(task: NewTask, found: Any) -> Enqueued:
+    """The answer with an id as whatever driver has read it."""
+    if found == task.id:
+        return Enqueued(task.id, created=True)
+    task_id = UUID(str(found))
+    return Enqueued(task_id, created=task_id == task.id)
+
+
+def _answers(tasks: Sequence[NewTask], known: dict[int, UUID]) -> list[Enqueued]:
+    answers = [Enqueued(task.id, created=True) for task in tasks]
+    for place, task_id in known.items():
         # A repeated call finds the task that it created itself.
-        mine = answers[start + place].id == task_id
-        answers[start + place] = Enqueued(task_id, created=mine)
+        answers[place] = Enqueued(task_id, created=answers[place].id == task_id)
+    return answers
 
 
 @contextmanager

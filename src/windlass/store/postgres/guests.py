@@ -151,7 +151,13 @@ def _is_autocommit(pooled: Any) -> bool:
 
 
 def _dialect(connection: Any) -> str:
-    bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
+    try:
+        bound = connection.get_bind() if hasattr(connection, "get_bind") else connection
+    except sys.modules["sqlalchemy"].exc.UnboundExecutionError as error:
+        raise TypeError(
+            "connection is a session whose database depends on the mapper (binds=); give "
+            "session.connection(bind_arguments={'bind': engine}) instead"
+        ) from error
     name: str = bound.dialect.name
     return name
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from windlass.model.limits import UNNOTICED_STEP
-from windlass.model.task import Leadership, Rescued, Retained
+from windlass.model.task import Due, Leadership, Rescued, Retained
 from windlass.store.postgres.connection import check_same_database, connected
 from windlass.store.postgres.operating import OperateVerbs
 
@@ -36,6 +36,10 @@ class LeadVerbs(OperateVerbs):
     async def now(self) -> datetime:
         now: datetime = await self._run.fetchval("read_clock")
         return now
+
+    async def due(self) -> Due:
+        (row,) = await self._run.fetch("look_for_chores")
+        return Due(*row)
 
     async def promote(
         self, limit: int, *, leadership: Leadership | None = None, just_due: bool = False

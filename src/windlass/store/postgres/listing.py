@@ -195,13 +195,13 @@ def _rest(
         if part.rest is not None and taken[place] == len(part.found)
     }
     # Where all is in the order of ids, a page that is full has come down to one of them in every place,
-    # but for those that stopped before.
+    # but for those that stopped before, and for those that were further down as it began.
     is_by_id = not any("." in (part.rest or part.start) for part in parts.values())
     lowest = UUID(records[-1].id).hex if is_by_id and is_full else ""
 
     def goes_on(place: str, part: Part) -> str:
         if lowest:
-            return max(stopped.get(place, ""), lowest)
+            return min(part.start or _LAST_ID.hex, max(stopped.get(place, ""), lowest))
         last = part.found[taken[place] - 1][0] if taken[place] else part.start
         return stopped.get(place, last)
 

@@ -366,6 +366,195 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[], max_attempts smallint[], generations integer[], waited double precision[], fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, cancelled uuid[], reasons text[])
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    -- Taken before any lane is read: what it calls finished is visible to every read below.
+    seen constant pg_snapshot := pg_current_snapshot();
+    began constant timestamptz := windlass.clock();
+    late constant xid8[] := ARRAY(SELECT u.x::text::xid8 FROM unnest(late_x) AS u (x) ORDER BY u.x);
+    passed xid8;
+    after_x xid8;
+    after_n bigint;
+    until_x xid8;
+    head record;
+    batch record;
+    end_x bigint;
+    end_n bigint;
+    ended boolean;
+    taken integer := 0;
+    ids uuid[] := '{}';
+    generations integer[] := '{}';
+    all_lanes bigint[] := '{}';
+    all_x bigint[] := '{}';
+    all_n bigint[] := '{}';
+    all_ends boolean[] := '{}';
+    granted bigint;
+    suspects boolean := false;
+    cancelled uuid[];
+    reasons text[];
+    at timestamptz;
+BEGIN
+    FOR head IN
+        SELECT
+            l.lane, l.type, l.queue, l.priority, l.kind,
+            coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
+            least(h.ready_at, o.ready_at) AS ready_at
+        FROM (
+            SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
+            FROM windlass.lane k
+            WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
+                AND NOT EXISTS (
+                    SELECT FROM windlass.queue q
+                    WHERE q.name = k.queue AND q.paused_at IS NOT NULL
+                )
+        ) l
+        LEFT JOIN unnest(lanes, from_x, from_n) AS b (lane, x, n) ON b.lane = l.lane
+        LEFT JOIN LATERAL (
+            SELECT r.ready_at
+            FROM windlass.ready r
+            WHERE r.lane = l.lane AND (r.x, r.n) > (coalesce(b.x, 0)::text::xid8, coalesce(b.n, -1))
+            ORDER BY r.x, r.n
+            LIMIT 1
+        ) h ON true
+        LEFT JOIN LATERAL (
+            SELECT f.ready_at
+            FROM unnest(late) AS e (x)
+            CROSS JOIN LATERAL (
+                SELECT r.ready_at
+                FROM windlass.ready r
+                WHERE r.lane = l.lane AND r.x = e.x
+                ORDER BY r.n
+                LIMIT 1
+            ) f
+            ORDER BY e.x
+            LIMIT 1
+        ) o ON true
+        ORDER BY
+            least(h.ready_at, o.ready_at) - l.priority * ageing,
+            l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC
+    LOOP
+        IF (head.kind = 2) <> alone THEN
+            suspects := suspects OR (head.kind = 2 AND head.ready_at IS NOT NULL);
+            CONTINUE;
+        END IF;
+        IF alone AND taken = 0 AND head.ready_at IS NOT NULL THEN
+            -- Many suspects at once are an outage and no poison: no need for each to run by itself.
+            IF (SELECT count(*) FROM (SELECT FROM windlass.ready r WHERE r.lane IN (
+                    SELECT k.lane FROM windlass.lane k WHERE k.kind = 2) LIMIT 101) s) > 100 THEN
+                wanted := coalesce((
+                    SELECT greatest(1, wanted >> least(t.recoveries - 1, 20))
+                    FROM windlass.ready r
+                    JOIN windlass.task t ON t.id = r.task_id
+                    WHERE r.lane = head.lane
+                    ORDER BY r.x, r.n
+                    LIMIT 1
+                ), 1);
+            ELSE
+                wanted := 1;
+            END IF;
+        END IF;
+        IF taken >= wanted THEN
+            EXIT WHEN NOT alone AND suspects;
+            CONTINUE;
+        END IF;
+        IF head.ready_at IS NULL THEN
+            all_lanes := all_lanes || head.lane;
+            all_x := all_x || NULL::bigint;
+            all_n := all_n || NULL::bigint;
+            all_ends := all_ends || true;
+            CONTINUE;
+        END IF;
+
+        end_x := NULL; end_n := NULL; ended := false;
+        -- First what lies behind, by its transaction; then what lies ahead.
+        FOREACH passed IN ARRAY late || NULL::xid8 LOOP
+            CONTINUE WHEN passed >= head.x;
+            EXIT WHEN taken >= wanted;
+            after_x := coalesce(passed, head.x);
+            after_n := CASE WHEN passed IS NULL THEN head.n ELSE -1 END;
+            until_x := coalesce(passed, '18446744073709551615');
+            WITH found AS MATERIALIZED (
+                SELECT r.ctid AS place
+                FROM windlass.ready r
+                WHERE r.lane = head.lane AND (r.x, r.n) > (after_x, after_n) AND r.x <= until_x
+                ORDER BY r.x, r.n
+                LIMIT wanted - taken
+                FOR UPDATE SKIP LOCKED
+            ), gone AS (
+                DELETE FROM windlass.ready r
+                WHERE r.ctid = ANY (ARRAY(SELECT f.place FROM found f))
+                RETURNING r.task_id, r.x, r.n
+            )
+            SELECT
+                array_agg(t.id) AS ids, array_agg(t.payload::text) AS payloads,
+                array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
+                array_agg(t.generation) AS generations,
+                array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,
+                max(g.x) AS x, (array_agg(g.n))[count(*)] AS n, count(*)::integer AS tasks
+            INTO batch
+            FROM (SELECT o.task_id, o.x, o.n FROM gone o ORDER BY o.x, o.n) g
+            -- Not to be taken apart: so the tasks come in the order of their lane.
+            CROSS JOIN LATERAL (SELECT k.* FROM windlass.task k WHERE k.id = g.task_id OFFSET 0) t;
+
+            IF passed IS NULL THEN
+                end_x := batch.x::text::bigint;
+                end_n := batch.n;
+                ended := batch.tasks < wanted - taken;
+            END IF;
+            CONTINUE WHEN batch.tasks = 0;
+            ids := ids || batch.ids;
+            generations := generations || batch.generations;
+            taken := taken + batch.tasks;
+            RETURN QUERY SELECT
+                head.type, head.queue, head.priority, batch.ids, batch.payloads, batch.attempts,
+                batch.max_attempts, batch.generations, batch.waited,
+                NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
+                NULL::boolean[], NULL::boolean, NULL::float8, NULL::uuid[], NULL::text[];
+        END LOOP;
+        all_lanes := all_lanes || head.lane;
+        all_x := all_x || end_x;
+        all_n := all_n || end_n;
+        all_ends := all_ends || ended;
+    END LOOP;
+
+    IF taken > 0 THEN
+        at := windlass.clock();
+        INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining)
+        VALUES (new_token, worker, at, at + lease, taken)
+        RETURNING windlass.claim.fence INTO granted;
+        INSERT INTO windlass.claim_task (token, task_ids, generations)
+        VALUES (new_token, ids, generations);
+    END IF;
+
+    IF taken > 0 AND EXISTS (SELECT FROM windlass.cancel_request) THEN
+        SELECT array_agg(q.task_id), array_agg(q.reason) INTO cancelled, reasons
+        FROM windlass.cancel_request q
+        WHERE q.task_id = ANY (ids);
+    END IF;
+
+    RETURN QUERY SELECT
+        NULL::text, NULL::text, NULL::smallint, NULL::uuid[], NULL::text[], NULL::smallint[],
+        NULL::smallint[], NULL::integer[], NULL::float8[],
+        granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
+        -- What is later than two seconds is the leader's: from the beginning of the index every
+        -- promoted task that an old snapshot keeps would be walked over.
+        (
+            SELECT date_part('epoch', min(s.due) - windlass.clock())
+            FROM windlass.scheduled s
+            WHERE s.due > (SELECT windlass.clock() - interval '2 seconds')
+        ),
+        cancelled, reasons;
+END
+$$;
+
 CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint, max_attempts smallint, generation integer, cancel_reason text, fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, waited double precision)
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
@@ -673,6 +862,34 @@ SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
 )))
 $$;
 
+CREATE FUNCTION windlass.enqueue_alike(task_ids uuid[], payloads text[], type text, queue text, priority smallint, max_attempts smallint, retention integer) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    born constant timestamptz := windlass.clock();
+    number constant bigint := windlass.lane_number(queue, type, priority, 0::smallint);
+BEGIN
+    -- Several arrays in a FROM would first be written to a table, and a CTE that both need as well.
+    INSERT INTO windlass.task (
+        id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
+    )
+    SELECT u.id, type, queue, priority, max_attempts, retention, born, born, u.payload::jsonb
+    FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
+    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+    SELECT number, u.id, 1, born
+    FROM (SELECT unnest(task_ids) AS id) u;
+
+    -- Functions in SQL are planned anew by each call: one that finds its lane and no idle worker makes none.
+    IF NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = number) THEN
+        PERFORM windlass.add_lanes(ARRAY[queue], ARRAY[type], ARRAY[priority], ARRAY[0::smallint]);
+    END IF;
+    IF EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle) THEN
+        PERFORM pg_notify('windlass.wake', '');
+    END IF;
+END
+$$;
+
 CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jsonb) RETURNS SETOF uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -702,6 +919,7 @@ DECLARE
     tag_lists text[] := '{}';
     retentions integer[] := '{}';
     numbered boolean;
+    kind jsonb;
 BEGIN
     IF jsonb_typeof(tasks) IS DISTINCT FROM 'array' THEN
         PERFORM windlass.refuse('WL005', format(
@@ -710,8 +928,23 @@ BEGIN
     END IF;
     PERFORM windlass.check_fence(fence);
     SELECT * INTO settings FROM windlass.setting;
+    kind := windlass.plain_kind(tasks, settings.max_payload_bytes);
+    IF kind IS NOT NULL THEN
+        SELECT array_agg((e.item ->> 'id')::uuid ORDER BY e.ordinal),
+            array_agg((e.item -> 'payload')::text ORDER BY e.ordinal)
+        INTO given, payloads
+        FROM jsonb_array_elements(tasks) WITH ORDINALITY AS e (item, ordinal);
+        SELECT * INTO known FROM windlass.task_type t WHERE t.name = kind ->> 'type';
+        ids := given;
+        types := array_fill(kind ->> 'type', ARRAY[cardinality(ids)]);
+        queues := array_fill(kind ->> 'queue', ARRAY[cardinality(ids)]);
+        priorities := array_fill((kind -> 'priority')::smallint, ARRAY[cardinality(ids)]);
+        attempts := array_fill((kind -> 'max_attempts')::smallint, ARRAY[cardinality(ids)]);
+        retentions := array_fill(known.retention_seconds, ARRAY[cardinality(ids)]);
+    END IF;
     FOR item, place IN SELECT e.item, e.ordinal - 1
-        FROM jsonb_array_elements(tasks) WITH ORDINALITY AS e (item, ordinal)
+        FROM jsonb_array_elements(CASE WHEN kind IS NULL THEN tasks ELSE '[]' END)
+            WITH ORDINALITY AS e (item, ordinal)
     LOOP
         IF jsonb_typeof(item) <> 'object' THEN
             PERFORM windlass.refuse('WL005', format(
@@ -963,8 +1196,19 @@ BEGIN
         WHERE u.ordinal <> ALL (known)
         ON CONFLICT DO NOTHING;  -- a tag that is given twice
     END IF;
-    PERFORM windlass.add_lanes(queues, types, priorities, array_fill(0::smallint, ARRAY[cardinality(types)]));
-    PERFORM windlass.wake(caller_commits);
+    -- As in add_lanes and wake, which as functions in SQL would be planned anew by each call.
+    INSERT INTO windlass.lane (lane, queue, type, priority, kind)
+    SELECT k.lane, k.queue, k.type, k.priority, 0
+    FROM (
+        SELECT DISTINCT
+            windlass.lane_number(u.queue, u.type, u.priority, 0::smallint) AS lane,
+            u.queue, u.type, u.priority
+        FROM unnest(queues, types, priorities) AS u (queue, type, priority)
+    ) k
+    WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane);
+    IF caller_commits OR EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle) THEN
+        PERFORM pg_notify('windlass.wake', '');
+    END IF;
     RETURN QUERY SELECT k.ordinal - 1, k.id FROM unnest(known, known_ids) AS k (ordinal, id);
 END
 $$;
@@ -1053,6 +1297,49 @@ BEGIN
         END IF;
     END IF;
     RETURN NULL;
+END
+$_$;
+
+CREATE FUNCTION windlass.plain_kind(tasks jsonb, max_bytes integer) RETURNS jsonb
+    LANGUAGE plpgsql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+DECLARE
+    own constant text[] := '{id,payload}';
+    alike constant text[] := '{type,queue,priority,max_attempts}';
+    control constant text := E'[\\u0001-\\u001f\\u007f-\\u009f]';
+    kind jsonb;
+BEGIN
+    IF jsonb_array_length(tasks) = 0 OR jsonb_typeof(tasks -> 0) <> 'object' THEN
+        RETURN NULL;
+    END IF;
+    kind := (tasks -> 0) - own;
+    IF NOT kind ?& alike OR kind - alike <> '{}' OR NOT coalesce(
+        jsonb_typeof(kind -> 'type') = 'string' AND length(kind ->> 'type') BETWEEN 1 AND 200
+            AND kind ->> 'type' !~ control
+        AND jsonb_typeof(kind -> 'queue') = 'string' AND length(kind ->> 'queue') BETWEEN 1 AND 200
+            AND kind ->> 'queue' !~ control
+        AND jsonb_typeof(kind -> 'priority') = 'number' AND windlass.is_whole(kind -> 'priority', 0, 100)
+        AND jsonb_typeof(kind -> 'max_attempts') = 'number'
+            AND windlass.is_whole(kind -> 'max_attempts', 1, 30000),
+        false
+    ) THEN
+        RETURN NULL;
+    END IF;
+    -- What is in a payload of less than 300 bytes is neither too deep nor too long.
+    IF EXISTS (
+        SELECT FROM jsonb_array_elements(tasks) AS e (item)
+        WHERE CASE WHEN jsonb_typeof(e.item) = 'object' THEN
+            e.item - own IS DISTINCT FROM kind
+            OR jsonb_typeof(e.item -> 'payload') IS DISTINCT FROM 'object'
+            OR octet_length((e.item -> 'payload')::text) > least(299, max_bytes)
+            OR jsonb_typeof(e.item -> 'id') IS DISTINCT FROM 'string'
+            OR e.item ->> 'id' !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+        ELSE true END
+    ) THEN
+        RETURN NULL;
+    END IF;
+    RETURN kind;
 END
 $_$;
 
@@ -1435,6 +1722,307 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.settle_batch(tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval) RETURNS TABLE(ordinal integer, before boolean)
+    LANGUAGE plpgsql
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    held uuid[];
+    workers uuid[];
+    claim_times timestamptz[];
+    settled bigint[] := '{}';
+    ended_here bigint[];
+    batch bigint[];
+    at timestamptz;
+    usual_day date;
+BEGIN
+    PERFORM set_config('lock_timeout', (extract(epoch FROM patience) * 1000)::bigint::text, true);
+    which := coalesce(which, array_fill(1::smallint, ARRAY[cardinality(task_ids)]));
+    generations := coalesce(generations, array_fill(1, ARRAY[cardinality(task_ids)]));
+    PERFORM FROM windlass.claim c WHERE c.token = ANY (tokens) ORDER BY c.token FOR KEY SHARE;
+    -- In the order of `tokens`, with NULL for a claim that is gone.
+    SELECT array_agg(c.token), array_agg(c.worker_id), array_agg(c.claimed_at)
+    INTO held, workers, claim_times
+    FROM unnest(tokens) AS u (token)
+    LEFT JOIN LATERAL (SELECT k.* FROM windlass.claim k WHERE k.token = u.token OFFSET 0) c ON true;
+
+    IF cardinality(array_remove(held, NULL)) > 0 THEN
+        IF outcomes && '{retried,snoozed,released}' AND EXISTS (SELECT FROM windlass.cancel_request) THEN
+            -- What would come back although its cancellation was asked for ends instead.
+            SELECT
+                array_agg(CASE WHEN q.task_id IS NULL THEN u.outcome ELSE 'cancelled' END ORDER BY u.ordinal),
+                array_agg(CASE WHEN q.task_id IS NULL THEN u.error
+                    ELSE jsonb_build_object('type', 'Cancelled', 'message', q.reason)::text END
+                    ORDER BY u.ordinal)
+            INTO outcomes, errors
+            FROM unnest(task_ids, outcomes, errors) WITH ORDINALITY AS u (task_id, outcome, error, ordinal)
+            LEFT JOIN windlass.cancel_request q
+                ON q.task_id = ANY (ARRAY[u.task_id]) AND u.outcome IN ('retried', 'snoozed', 'released');
+        END IF;
+        at := windlass.clock();
+
+        usual_day := windlass.drop_day(at, NULL, retention, NULL, key_retention);
+
+        -- Nearly every task: its first attempt has completed, and was too short to be reported.
+        WITH ended AS (
+            DELETE FROM windlass.task t
+            USING unnest(task_ids, outcomes, results) WITH ORDINALITY AS u (task_id, outcome, result, ordinal)
+            WHERE t.id = ANY (ARRAY[u.task_id]) AND t.generation = 1 AND generations[u.ordinal] = 1
+                AND held[which[u.ordinal]] IS NOT NULL
+                AND (outcomes IS NULL OR u.outcome = 'completed')
+                AND (reported IS NULL OR NOT reported[u.ordinal])
+            RETURNING
+                t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
+                t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
+                u.result, u.ordinal
+        ), kept AS (
+            INSERT INTO windlass.history (
+                id, type, queue, status, priority, max_attempts, attempts, generation,
+                retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
+                completed_at, worker_id, token, idempotency_key, payload, tags, result
+            )
+            SELECT
+                e.id, e.type, e.queue, 'completed', e.priority, e.max_attempts, e.attempts + 1, e.generation,
+                e.retention_seconds,
+                CASE WHEN e.retention_seconds IS NULL AND e.idempotency_key IS NULL THEN usual_day
+                    ELSE windlass.drop_day(at, e.retention_seconds, retention, e.idempotency_key, key_retention)
+                END,
+                e.created_at, e.scheduled_for, claim_times[which[e.ordinal]],
+                claim_times[which[e.ordinal]] + started_after[e.ordinal] * interval '1 second', at,
+                workers[which[e.ordinal]], held[which[e.ordinal]], e.idempotency_key, e.payload, e.tags,
+                e.result::jsonb
+            FROM ended e
+        )
+        SELECT coalesce(array_agg(e.ordinal), '{}') INTO settled FROM ended e;
+        IF outcomes IS NULL AND cardinality(settled) < cardinality(task_ids) THEN
+            outcomes := array_fill('completed'::text, ARRAY[cardinality(task_ids)]);
+        END IF;
+
+        IF cardinality(settled) < cardinality(task_ids) AND outcomes && '{completed,cancelled}' THEN
+            WITH settlement AS MATERIALIZED (
+                SELECT
+                    u.task_id, u.generation, u.outcome, u.result, u.error, u.reported, u.ordinal,
+                    h.token, h.worker_id, h.claimed_at,
+                    h.claimed_at + u.after * interval '1 second' AS started_at
+                FROM unnest(which, task_ids, generations, outcomes, started_after, results, errors, reported)
+                    WITH ORDINALITY
+                    AS u (which, task_id, generation, outcome, after, result, error, reported, ordinal)
+                CROSS JOIN LATERAL (
+                    SELECT held[u.which] AS token, workers[u.which] AS worker_id, claim_times[u.which] AS claimed_at
+                ) h
+                WHERE h.token IS NOT NULL AND (
+                    u.outcome = 'cancelled'
+                    OR u.outcome = 'completed' AND (u.generation > 1 OR u.reported)
+                )
+            ), ended AS (
+                DELETE FROM windlass.task t
+                USING settlement s
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
+                RETURNING
+                    t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
+                    t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
+                    s.outcome, s.result, s.error, s.reported, s.ordinal, s.token, s.worker_id,
+                    s.claimed_at, s.started_at
+            ), kept AS (
+                INSERT INTO windlass.history (
+                    id, type, queue, status, priority, max_attempts, attempts, generation,
+                    retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
+                    completed_at, worker_id, token, idempotency_key, payload, tags, result,
+                    last_error, errors
+                )
+                SELECT
+                    e.id, e.type, e.queue, e.outcome::windlass.task_status, e.priority, e.max_attempts,
+                    e.attempts + (e.outcome = 'completed')::int, e.generation, e.retention_seconds,
+                    windlass.drop_day(at, e.retention_seconds, retention, e.idempotency_key, key_retention),
+                    e.created_at, e.scheduled_for, e.claimed_at, e.started_at, at, e.worker_id,
+                    e.token, e.idempotency_key, e.payload, e.tags, e.result::jsonb,
+                    CASE WHEN e.error IS NOT NULL THEN e.error::jsonb ->> 'message' END,
+                    CASE WHEN e.generation > 1 THEN windlass.folded_attempts(e.id) END
+                FROM ended e
+            ), unfolded AS (
+                DELETE FROM windlass.attempt a USING ended e
+                WHERE e.generation > 1 AND a.task_id = ANY (ARRAY[e.id])
+            ), stopped AS (
+                DELETE FROM windlass.running r USING ended e
+                WHERE e.reported AND r.task_id = ANY (ARRAY[e.id])
+            )
+            SELECT coalesce(array_agg(e.ordinal), '{}') INTO batch FROM ended e;
+            settled := settled || batch;
+        END IF;
+
+        IF outcomes && '{failed,dead}' THEN
+            WITH settlement AS MATERIALIZED (
+                SELECT
+                    u.task_id, u.generation, u.outcome, u.error, u.reported, u.ordinal,
+                    h.token, h.worker_id, h.claimed_at,
+                    h.claimed_at + u.after * interval '1 second' AS started_at
+                FROM unnest(which, task_ids, generations, outcomes, started_after, errors, reported)
+                    WITH ORDINALITY AS u (which, task_id, generation, outcome, after, error, reported, ordinal)
+                CROSS JOIN LATERAL (
+                    SELECT held[u.which] AS token, workers[u.which] AS worker_id, claim_times[u.which] AS claimed_at
+                ) h
+                WHERE h.token IS NOT NULL AND u.outcome IN ('failed', 'dead')
+            ), ended AS (
+                DELETE FROM windlass.task t
+                USING settlement s
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
+                RETURNING
+                    t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
+                    t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
+                    s.outcome, s.error, s.reported, s.ordinal, s.token, s.worker_id,
+                    s.claimed_at, s.started_at
+            ), kept AS (
+                INSERT INTO windlass.dead (
+                    id, type, queue, status, priority, max_attempts, attempts, generation,
+                    retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
+                    completed_at, worker_id, token, idempotency_key, payload, tags,
+                    last_error, errors
+                )
+                SELECT
+                    e.id, e.type, e.queue, e.outcome::windlass.task_status, e.priority, e.max_attempts,
+                    e.attempts + 1, e.generation, e.retention_seconds,
+                    windlass.drop_day(at, e.retention_seconds, dead_retention, e.idempotency_key, key_retention),
+                    e.created_at, e.scheduled_for, e.claimed_at, e.started_at, at, e.worker_id,
+                    e.token, e.idempotency_key, e.payload, e.tags,
+                    e.error::jsonb ->> 'message',
+                    coalesce(windlass.folded_attempts(e.id), '[]') || jsonb_build_array(
+                        e.error::jsonb || jsonb_build_object(
+                            'attempt', e.attempts + 1, 'generation', e.generation,
+                            'worker_id', e.worker_id, 'started_at', e.started_at, 'ended_at', at
+                        )
+                    )
+                FROM ended e
+            ), unfolded AS (
+                DELETE FROM windlass.attempt a USING ended e WHERE a.task_id = ANY (ARRAY[e.id])
+            ), stopped AS (
+                DELETE FROM windlass.running r USING ended e
+                WHERE e.reported AND r.task_id = ANY (ARRAY[e.id])
+            )
+            SELECT coalesce(array_agg(e.ordinal), '{}') INTO batch FROM ended e;
+            settled := settled || batch;
+        END IF;
+
+        IF EXISTS (SELECT FROM windlass.cancel_request) THEN
+            DELETE FROM windlass.cancel_request q
+            USING unnest(settled) AS s (ordinal)
+            WHERE q.task_id = ANY (ARRAY[task_ids[s.ordinal]]);
+        END IF;
+
+        IF outcomes && '{retried,snoozed,released}' THEN
+            WITH settlement AS MATERIALIZED (
+                SELECT
+                    u.task_id, u.generation, u.outcome, u.error, u.reported, u.ordinal,
+                    h.token, h.worker_id,
+                    h.claimed_at + u.after * interval '1 second' AS started_at,
+                    at + coalesce(u.delay, 0) * interval '1 second' AS due
+                FROM unnest(which, task_ids, generations, outcomes, started_after, delays, errors, reported)
+                    WITH ORDINALITY
+                    AS u (which, task_id, generation, outcome, after, delay, error, reported, ordinal)
+                CROSS JOIN LATERAL (
+                    SELECT held[u.which] AS token, workers[u.which] AS worker_id, claim_times[u.which] AS claimed_at
+                ) h
+                WHERE h.token IS NOT NULL AND u.outcome IN ('retried', 'snoozed', 'released')
+            ), returned AS (
+                UPDATE windlass.task t
+                SET generation = t.generation + 1,
+                    attempts = t.attempts + (s.outcome = 'retried')::int,
+                    recoveries = CASE WHEN s.outcome = 'retried' THEN 0 ELSE t.recoveries END,
+                    scheduled_for = CASE WHEN s.outcome = 'released' THEN t.scheduled_for ELSE s.due END,
+                    returned_by = s.token
+                FROM settlement s
+                WHERE t.id = ANY (ARRAY[s.task_id]) AND t.generation = s.generation
+                RETURNING
+                    t.id, t.generation, t.attempts, t.queue, t.type, t.priority, t.scheduled_for,
+                    (CASE WHEN t.recoveries >= 2 THEN 2 WHEN s.outcome = 'released' THEN 1 ELSE 0 END)::smallint
+                        AS kind,
+                    s.outcome, s.error, s.reported, s.ordinal, s.token, s.worker_id, s.started_at
+            ), later AS (
+                INSERT INTO windlass.scheduled (task_id, lane, generation, due)
+                SELECT r.id, windlass.lane_number(r.queue, r.type, r.priority, r.kind), r.generation, r.scheduled_for
+                FROM returned r
+                WHERE r.scheduled_for > at
+            ), now AS (
+                INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+                SELECT windlass.lane_number(r.queue, r.type, r.priority, r.kind), r.id, r.generation, r.scheduled_for
+                FROM returned r
+                WHERE r.scheduled_for <= at
+                ORDER BY r.ordinal
+            ), listed AS (
+                INSERT INTO windlass.lane (lane, queue, type, priority, kind)
+                SELECT DISTINCT
+                    windlass.lane_number(r.queue, r.type, r.priority, r.kind),
+                    r.queue, r.type, r.priority, r.kind
+                FROM returned r
+                WHERE NOT EXISTS (
+                    SELECT FROM windlass.lane l
+                    WHERE l.lane = windlass.lane_number(r.queue, r.type, r.priority, r.kind)
+                )
+            ), noted AS (
+                INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
+                SELECT r.id, r.generation - 1, r.attempts, r.worker_id, r.started_at, at, r.error::jsonb
+                FROM returned r
+                WHERE r.outcome = 'retried'
+            ), stopped AS (
+                DELETE FROM windlass.running u USING returned r
+                WHERE r.reported AND u.task_id = ANY (ARRAY[r.id])
+            )
+            SELECT coalesce(array_agg(r.ordinal), '{}') INTO batch FROM returned r;
+            settled := settled || batch;
+            PERFORM windlass.wake(false);
+        END IF;
+
+        ended_here := settled;
+        IF cardinality(settled) < cardinality(task_ids) THEN
+            -- What a handler completed in its own transaction was left to be counted down here.
+            WITH completed AS (
+                DELETE FROM windlass.completed_within w
+                USING unnest(which, task_ids) WITH ORDINALITY AS u (which, task_id, ordinal)
+                WHERE w.token = tokens[u.which] AND w.task_id = u.task_id AND u.ordinal <> ALL (settled)
+                RETURNING u.ordinal
+            )
+            SELECT ended_here || coalesce(array_agg(c.ordinal), '{}') INTO ended_here FROM completed c;
+        END IF;
+        PERFORM FROM windlass.claim c WHERE c.token = ANY (held) ORDER BY c.token FOR NO KEY UPDATE;
+        WITH counted AS MATERIALIZED (
+            SELECT tokens[which[s.ordinal]] AS token, count(*)::integer AS tasks
+            FROM unnest(ended_here) AS s (ordinal)
+            GROUP BY which[s.ordinal]
+        )
+        UPDATE windlass.claim c
+        SET remaining = greatest(c.remaining - k.tasks, 0)
+        FROM counted k
+        WHERE c.token = k.token;
+        -- An emptied claim that another settlement still holds is left to that one, or to a rescue.
+        WITH emptied AS MATERIALIZED (
+            SELECT c.token
+            FROM windlass.claim c
+            WHERE c.token = ANY (held) AND c.remaining = 0
+            ORDER BY c.token
+            FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM windlass.claim c USING emptied e WHERE c.token = e.token
+        )
+        DELETE FROM windlass.claim_task b USING emptied e WHERE b.token = e.token;
+    END IF;
+
+    IF cardinality(settled) < cardinality(task_ids) THEN
+        RETURN QUERY
+        SELECT u.ordinal::integer - 1,
+            EXISTS (SELECT FROM windlass.history h WHERE h.id = u.task_id AND h.token = tokens[u.which])
+            OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = u.task_id AND d.token = tokens[u.which])
+            OR EXISTS (SELECT FROM windlass.task t WHERE t.id = u.task_id AND t.returned_by = tokens[u.which]
+                AND t.generation = u.generation + 1)
+        FROM unnest(which, task_ids, generations) WITH ORDINALITY AS u (which, task_id, generation, ordinal)
+        WHERE u.ordinal <> ALL (settled);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION windlass.settle_tasks(tokens uuid[], task_ids uuid[], generations integer[], outcomes text[], started_after double precision[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval) RETURNS TABLE(ordinal integer, before boolean)
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
@@ -1813,6 +2401,8 @@ CREATE TABLE windlass.claim_task (
     generations integer[] NOT NULL
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+ALTER TABLE ONLY windlass.claim_task ALTER COLUMN task_ids SET STORAGE EXTERNAL;
+ALTER TABLE ONLY windlass.claim_task ALTER COLUMN generations SET STORAGE EXTERNAL;
 
 CREATE TABLE windlass.completed_within (
     token uuid NOT NULL,

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -9,13 +11,16 @@ import msgspec
 from windlass.model.errors import StoreBusy
 from windlass.model.task import (
     Answer,
+    Outcome,
     Pulse,
     PulseAnswer,
     Settlement,
     TypeDefaults,
     WorkerInfo,
 )
-from windlass.store.postgres.parts import PostgresParts, used
+from windlass.store.postgres.parts import PostgresParts
+
+T = TypeVar("T")
 
 
 class SettleVerbs(PostgresParts):
@@ -26,29 +31,30 @@ class SettleVerbs(PostgresParts):
         if not settlements:
             return answers
         # Sorted, so that two settlements that meet take their tasks in the same order.
-        order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
-        tokens, ids, generations, outcomes, after, *rest = (
-            list(column) for column in zip(*(settlements[place] for place in order), strict=True)
+        order = sorted(
+            range(len(settlements)), key=[one.task_id for one in settlements].__getitem__
         )
-        results, delays, errors, reported = rest
+        ordered = [settlements[place] for place in order]
+        tokens = _distinct([one.token for one in ordered])
         kept = self._options.retention
         arguments = (
             tokens,
-            ids,
-            generations,
-            outcomes,
-            after,
-            used(results),
-            delays if any(delays) else None,
-            used(errors),
-            reported if any(reported) else None,
+            _places(tokens, ordered),
+            [one.task_id for one in ordered],
+            _unless_all(1, [one.generation for one in ordered]),
+            [one.started_after for one in ordered],
+            _unless_all(Outcome.COMPLETED, [one.outcome for one in ordered]),
+            _unless_all(None, [one.result for one in ordered]),
+            _unless_all(0.0, [one.delay for one in ordered]),
+            _unless_all(None, [one.error for one in ordered]),
+            _unless_all(False, [one.reported for one in ordered]),
             kept.ended,
             kept.dead,
             kept.keys,
             self._options.patience,
         )
         rows = await self._history.with_places(
-            [one.task_id for one in settlements],
+            arguments[2],
             lambda: self._run.fetch("settle_tasks", *arguments),
         )
         for place, before in rows:
@@ -96,6 +102,25 @@ class SettleVerbs(PostgresParts):
 
     async def deregister(self, worker_id: UUID) -> None:
         await self._run.execute("deregister_worker", worker_id)
+
+
+def _places(tokens: Sequence[UUID], settlements: Sequence[Settlement]) -> list[int] | None:
+    """Which of the tokens is that of each settlement, from 1; nothing if there is but one."""
+    if len(tokens) == 1:
+        return None
+    numbers = {token: number for number, token in enumerate(tokens, start=1)}
+    return [numbers[one.token] for one in settlements]
+
+
+def _distinct(tokens: list[UUID]) -> list[UUID]:
+    """The different ones. Those of one claim are one object, and mostly come together: few are hashed."""
+    changes = [b for a, b in pairwise(tokens) if b is not a]
+    return list(dict.fromkeys([tokens[0], *changes]))
+
+
+def _unless_all(usual: T, column: list[T]) -> list[T] | None:
+    """A column that says nothing is not sent."""
+    return None if column.count(usual) == len(column) else column
 
 
 def _as_json(defaults: Sequence[TypeDefaults]) -> str:

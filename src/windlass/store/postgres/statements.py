@@ -83,12 +83,27 @@ class Statements:
                 await asyncio.shield(asyncio.create_task(_give_back(pool, connection)))
                 raise
             is_lacking = confirmed and connection.has_unconfirmed()
-            await _give_back(pool, connection)
+            await _give_back_idle(pool, connection)
             if is_lacking:
                 raise StoreUnavailable(
                     "committed by the primary, but somebody ended the wait for its standby: "
                     "it is lost if that takes over now"
                 )
+
+
+async def _give_back_idle(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+    """Give back a connection on which nothing is under way.
+
+    The driver does it in a task of its own, for whoever is cancelled meanwhile, and that takes two
+    turns of the event loop: as long as all the rest that an enqueue does here. With nothing to wait
+    for there is no meanwhile, and if it has to close the connection, a cancellation cuts it off.
+    """
+    holder, inner = getattr(connection, "_holder", None), getattr(connection, "_con", None)
+    if holder is None or inner is None or not hasattr(inner, "_on_release"):
+        await _give_back(pool, connection)  # the session has ended, or the driver is another
+        return
+    inner._on_release()  # noqa: SLF001 - as the driver's pool does
+    await holder.release(None)  # closing has a limit of its own
 
 
 async def _give_back(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:

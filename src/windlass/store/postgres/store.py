@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-import asyncpg
-
 from windlass.store.port import Listening, Store
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.completing import CompleteVerbs
-from windlass.store.postgres.connection import check_isolation, create_pool
+from windlass.store.postgres.connection import BROKEN, check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
 from windlass.store.postgres.listener import DEAF, Listener
@@ -54,7 +52,6 @@ class PostgresStore(
             statements.pool = await create_pool(
                 self._route,
                 size=self._options.pool_size,
-                learn_types=self._sql.statement("learn_types"),
                 forget=forget and self._sql.statement(forget),
             )
 
@@ -66,7 +63,7 @@ class PostgresStore(
             if pool is not None:
                 try:
                     await asyncio.wait_for(pool.close(), CLOSE_WITHIN)
-                except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except BROKEN:
                     pool.terminate()
 
     def beside(self) -> "PostgresStore":

@@ -5,23 +5,26 @@
 import asyncio
 import random
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 
 from windlass.model.errors import (
     IdempotencyConflict,
     LeaseLost,
+    PayloadError,
     TaskNotFound,
 )
 from windlass.model.task import (
     Enqueued,
     Fence,
+    NewTask,
     Outcome,
     TaskRecord,
     TaskState,
     TypeDefaults,
 )
-from windlass.store.port import Store
+from windlass.store.port import NewTasks, Store
 from windlass.testing.store_contract.steps import (
     ENDING,
     LEASE,
@@ -42,6 +45,48 @@ class EnqueueRules(Steps):
         answers = await store.enqueue(tasks)
 
         assert answers == [Enqueued(task.id, created=True) for task in tasks]
+
+    @pytest.mark.parametrize("number", [5, 1200])
+    @pytest.mark.parametrize("is_alike", [True, False])
+    async def test_tasks_become_ready_in_the_order_they_were_asked_for(
+        self, store: Store, number: int, is_alike: bool
+    ) -> None:
+        tasks = [self.new_task(tags=() if is_alike or n else ("odd",)) for n in range(number)]
+        random.shuffle(tasks)
+
+        await store.enqueue(tasks)
+
+        claimed: list[UUID] = []
+        while len(claimed) < number:
+            claimed += await self.granted(store, limit=100)
+        assert claimed == [task.id for task in tasks]
+
+    @pytest.mark.parametrize("number", [5, 2500])
+    async def test_tasks_may_be_made_while_the_first_are_written(
+        self, store: Store, number: int
+    ) -> None:
+        tasks = [self.new_task() for _ in range(number)]
+        asked = NewTasks(number, lambda first, last: tasks[first:last])
+
+        answers = await store.enqueue(asked)
+
+        assert answers == [Enqueued(task.id, created=True) for task in tasks]
+        assert (await store.get(tasks[-1].id)).status is TaskState.PENDING
+
+    @pytest.mark.parametrize("number", [5, 2500])
+    async def test_if_a_task_cannot_be_made_none_is_added(self, store: Store, number: int) -> None:
+        tasks = [self.new_task() for _ in range(number)]
+
+        def make(first: int, last: int) -> list[NewTask]:
+            if last == number:
+                raise PayloadError("it does not fit")
+            return tasks[first:last]
+
+        with pytest.raises(PayloadError, match="it does not fit"):
+            await store.enqueue(NewTasks(number, make))
+
+        assert await store.queues() == []
+        assert await store.enqueue(tasks) == [Enqueued(task.id, created=True) for task in tasks]
 
     async def test_enqueueing_nothing_answers_nothing(self, store: Store) -> None:
         answers = await store.enqueue([])

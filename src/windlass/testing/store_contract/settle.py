@@ -357,6 +357,17 @@ class SettleRules(Steps):
             *[applied] * 4,
         ]
 
+    async def test_of_several_claims_one_that_is_not_there_ends_nothing(self, store: Store) -> None:
+        await self.add_many(store, 2)
+        claim = await self.claim(store)
+        valid = self.settlement(claim, claim.tasks[0], Outcome.COMPLETED)
+        unknown = Settlement(uuid4(), claim.tasks[1].id, 1, Outcome.COMPLETED)
+
+        answers = await store.settle([unknown, valid])
+
+        assert answers == [Answer.LOST, Answer.APPLIED]
+        assert await self.status(store, claim.tasks[1].id) is TaskState.CLAIMED
+
     @pytest.mark.parametrize("outcome", RETURNING)
     async def test_tasks_that_return_together_come_back_oldest_first(
         self, store: Store, outcome: Outcome

@@ -1,0 +1,76 @@
+"""What a short task costs, counted and not timed: statements, and calls of Python."""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from windlass import App, runtime
+from windlass.store.postgres.statements import Statements
+
+TASKS = 2000
+BATCH = 500
+WITHIN = 60.0  # seconds
+RUNTIME = str(Path(runtime.__file__).parent)
+
+
+async def drain(app: App) -> None:
+    @app.task
+    async def work(n: int) -> None: ...
+
+    await app.enqueue_many([work.call(n) for n in range(TASKS)])
+    async with asyncio.timeout(WITHIN):
+        await app.run_worker(concurrency=BATCH, until_idle=True)
+
+
+async def test_a_drain_takes_few_statements(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    fetch = Statements.fetch
+
+    async def counted(run: Statements, name: str, *arguments: Any, **options: Any) -> Any:
+        asked.append(name)
+        return await fetch(run, name, *arguments, **options)
+
+    monkeypatch.setattr(Statements, "fetch", counted)
+    async with App(database_url) as app:
+        await drain(app)
+
+    assert asked.count("claim_tasks") + asked.count("settle_tasks") <= 0.02 * TASKS
+
+
+async def test_a_task_takes_few_calls_of_python() -> None:
+    async with App("memory:") as app:
+
+        @app.task
+        async def work(n: int) -> None: ...
+
+        await app.enqueue_many([work.call(n) for n in range(TASKS)])
+        with counting_calls() as calls:
+            await app.run_worker(concurrency=BATCH, until_idle=True)
+
+    assert sum(calls.values()) / TASKS < 40, calls.most_common(50)
+
+
+@contextmanager
+def counting_calls() -> Iterator[Counter[str]]:
+    """Count the calls that the stages of a worker are and make: of their functions, and of what is built in."""
+    counts: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event in {"call", "c_call"} and RUNTIME in frame.f_code.co_filename:
+            counts[f"{event} {frame.f_code.co_qualname}"] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield counts
+    finally:
+        sys.setprofile(before)
