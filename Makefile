@@ -46,8 +46,9 @@ stress: $(INSTALLED) ## Kill workers while they work, and count every task
 chaos: $(INSTALLED) ## Ten minutes of kills, stops, restarts and cuts; CHAOS_SECONDS, CHAOS_SEED
 	@PYTHONPATH=tests $(BIN)/python -m chaos
 
-bench: $(INSTALLED) ## Measure a drain beside what the store alone allows
-	@$(BIN)/python bench/drain.py
+# Peers are looked for in BENCH_NODE (a folder with node_modules) and BENCH_PYTHON (an interpreter).
+bench: $(INSTALLED) ## Measure beside the peers that are installed; BENCH="drain-1 --rounds 7"
+	@$(BIN)/python -m bench $(BENCH)
 
 clean: ## Remove what the other targets made
 	rm -rf $(VENV) .windlass .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -205,7 +206,7 @@ def run(url: str, turns: int) -> None:
         page = ask()
         found = f"{len(page.records)} found" + (", not all" if page.rest else "")
         store = measure(ask, turns)
-        command = measure(lambda asked=asked: _command(asked), turns)
+        command = measure(partial(_command, asked), turns)
         print(
             f"{store[0]:7.1f} {store[1]:7.1f}  {command[0]:7.1f} {command[1]:7.1f}  "
             f"{found:<18}  {' '.join(asked) or 'everything'}",

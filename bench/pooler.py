@@ -16,12 +16,12 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import asyncpg
 import uvloop
-from drain import Drained, Meter, by_worker
 
-from windlass import App
+from windlass import App, TaskSet
 from windlass.store.postgres.embedded import EmbeddedServer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -29,15 +29,41 @@ from contract.pgbouncer import Pooler
 
 SESSIONS = 20
 CALLS = 1000
+CONCURRENCY = 500
+
+NOOPS = TaskSet()
+
+
+@NOOPS.task(name="noop")
+async def noop(number: int) -> None:
+    pass
+
+
+class Drained(NamedTuple):
+    rate: float  # tasks per second
+    cpu: float  # microseconds of this process per task
+
+
+async def by_worker(url: str, connection: asyncpg.Connection, tasks: int) -> Drained:
+    app = App(url)
+    app.include(NOOPS)
+    async with app:
+        await app.enqueue_many([noop.call(number) for number in range(tasks)])
+        # Or the first statements would pay for statistics and for whole pages after a checkpoint.
+        await connection.execute("VACUUM ANALYZE")
+        await connection.execute("CHECKPOINT")
+        cpu, began = time.process_time(), time.perf_counter()
+        await app.run_worker(concurrency=CONCURRENCY, until_idle=True)
+        seconds = time.perf_counter() - began
+        return Drained(tasks / seconds, (time.process_time() - cpu) / tasks * 1e6)
 
 
 async def drain(direct: str, pooled: str, tasks: int, rounds: int) -> None:
     connection = await asyncpg.connect(direct)
-    meter = Meter(connection, tasks)
 
     async def once(url: str) -> Drained:
         os.environ["WINDLASS_POOLER"] = str(url == pooled).lower()
-        return await by_worker(url, meter, tasks)
+        return await by_worker(url, connection, tasks)
 
     ratios = []
     for number in range(1, rounds + 1):

@@ -1,0 +1,1 @@
+"""The benchmarks: `python -m bench` measures Windlass beside the peers that are installed."""

@@ -1,0 +1,1 @@
+"""One adapter for each queue, all with the same command line: see `adapter.py`."""
