@@ -1,6 +1,7 @@
 """What a worker shows to Prometheus, read with the official client."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from importlib import util
@@ -143,7 +144,8 @@ def test_depths_are_shown_by_the_leader_and_queues_without_end_together(
 
 
 def settled(batch: list[Done], answers: list[Answer]) -> Settled:
-    return Settled(batch, [done.settlement.outcome for done in batch], answers)
+    claims = Counter([done.job.claim for done in batch])
+    return Settled(batch, claims, [done.settlement.outcome for done in batch], answers)
 
 
 def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
@@ -171,11 +173,8 @@ def test_batches_of_several_queues_and_outcomes_are_taken_apart() -> None:
     }
 
 
-@pytest.mark.parametrize("most_claims", [1000, 0])
-def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(
-    monkeypatch: pytest.MonkeyPatch, most_claims: int
-) -> None:
-    monkeypatch.setattr(metrics_module, "MOST_CLAIMS", most_claims)
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(is_known: bool) -> None:
     metrics = Metrics(lambda: (0, 1), lambda: False)
     batch: list[Done] = []
     for number, queues in enumerate(("aa", "a", "b", "ab")):
@@ -183,7 +182,8 @@ def test_what_is_known_of_claims_counts_the_same_as_a_look_at_each_task(
             ClaimedTask(UUID(int=place), "work", queue, 10, "{}", 0, 4, 1, None)
             for place, queue in enumerate(queues)
         )
-        claim = Claim(UUID(int=number), 1, tasks)
+        kind = ("work", queues[0]) if is_known and len(set(queues)) == 1 else None
+        claim = Claim(UUID(int=number), 1, tasks, kind=kind)
         metrics("claimed", claim)
         jobs = [Job(claim, task, 0.0, started_at=1.0, took=1.0) for task in tasks]
         done = [
@@ -222,30 +222,15 @@ def test_what_was_completed_too_late_counts_as_lost_in_a_batch_of_one_kind(
     tasks = tuple(
         ClaimedTask(UUID(int=place), "work", "a", 10, "{}", 0, 4, 1, None) for place in range(3)
     )
-    claim = Claim(UUID(int=9), 1, tasks)
+    claim = Claim(UUID(int=9), 1, tasks, kind=("work", "a"))
     jobs = [Job(claim, task, 0.0, started_at=1.0, took=1.0) for task in tasks]
     batch = [Done(job, Settlement(claim.token, job.task.id, 1, Outcome.COMPLETED)) for job in jobs]
     metrics = Metrics(lambda: (0, 1), lambda: False)
-    metrics("claimed", claim)  # so that the kind is known
 
     metrics("settled", settled(batch, answers))
 
     (ends,) = [one for one in metrics.collect() if one.name == "windlass_tasks_ended"]
     assert {sample.labels["outcome"]: sample.value for sample in ends.samples} == counts
-
-
-def test_the_kinds_of_claims_without_end_are_not_all_remembered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(metrics_module, "MOST_CLAIMS", 3)
-    task = ClaimedTask(UUID(int=1), "work", "a", 10, "{}", 0, 4, 1, None)
-    tokens = [UUID(int=number) for number in range(10)]
-    metrics = Metrics(lambda: (0, 1), lambda: False)
-
-    for token in tokens:
-        metrics("claimed", Claim(token, 1, (task,)))
-
-    assert list(metrics._kinds) == tokens[-3:]
 
 
 def test_an_attempt_that_never_began_has_no_duration() -> None:

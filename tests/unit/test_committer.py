@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import random
+from collections import Counter
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -63,8 +64,8 @@ class FakeStore:
 class Bench:
     def __init__(self) -> None:
         self.store = FakeStore()
-        self.settled: list[Done] = []
-        self.committer = Committer(store=self.store, settled=self.settled.extend)
+        self.settled: Counter[Claim] = Counter()
+        self.committer = Committer(store=self.store, settled=self.settled.update)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ async def test_a_whole_batch_does_not_wait_for_the_commit_under_way_but_a_third_
 
     assert asked == [False, True, False]
     assert sorted(map(len, bench.store.batches)) == [1, LARGEST_BATCH, LARGEST_BATCH]
-    assert len(bench.settled) == 2 * LARGEST_BATCH + 1
+    assert bench.settled.total() == 2 * LARGEST_BATCH + 1
 
 
 async def test_what_is_committed_beside_is_waited_for_at_the_end(bench: Bench) -> None:
@@ -108,7 +109,7 @@ async def test_what_is_committed_beside_is_waited_for_at_the_end(bench: Bench) -
     bench.store.go_on.set()
     await running
 
-    assert len(bench.settled) == LARGEST_BATCH + 1
+    assert bench.settled.total() == LARGEST_BATCH + 1
 
 
 async def test_what_ends_during_a_commit_is_the_next_batch(bench: Bench) -> None:
@@ -123,7 +124,7 @@ async def test_what_ends_during_a_commit_is_the_next_batch(bench: Bench) -> None
     await running
 
     assert [len(batch) for batch in bench.store.batches] == [1, 4]
-    assert len(bench.settled) == 5
+    assert bench.settled.total() == 5
 
 
 async def test_no_batch_is_larger_than_the_largest_and_none_is_left_out(bench: Bench) -> None:
@@ -155,7 +156,7 @@ async def test_what_somebody_holds_is_tried_again_beside_the_others(
     await running
 
     assert len(bench.store.written()) == 16
-    assert len(bench.settled) == 16
+    assert bench.settled.total() == 16
 
 
 async def test_what_somebody_holds_is_not_tried_again_at_once(
@@ -189,7 +190,7 @@ async def test_an_outage_while_what_is_held_is_looked_for_is_waited_for(
     bench.committer.close()
     await asyncio.wait_for(bench.committer.run(), 10)
 
-    assert len(bench.settled) == 1
+    assert bench.settled.total() == 1
 
 
 async def test_a_store_that_is_silent_while_what_is_held_is_looked_for_is_asked_again(
@@ -200,13 +201,13 @@ async def test_a_store_that_is_silent_while_what_is_held_is_looked_for_is_asked_
         return await asyncio.Future()
 
     monkeypatch.setattr(bench.store, "held", silent)
-    impatient = Committer(store=bench.store, settled=bench.settled.extend, patience=0.01)
+    impatient = Committer(store=bench.store, settled=bench.settled.update, patience=0.01)
     bench.store.busy = {UUID(int=1)}
     impatient.add(done(1))
     impatient.close()
     await asyncio.wait_for(impatient.run(), 10)
 
-    assert len(bench.settled) == 1
+    assert bench.settled.total() == 1
 
 
 async def test_what_is_held_is_given_up_with_the_committer(
@@ -264,7 +265,7 @@ async def test_an_outcome_that_cannot_be_stored_fails_its_task_alone(bench: Benc
     written = bench.store.written()
     assert written.pop(UUID(int=2)) is Outcome.FAILED
     assert set(written.values()) == {Outcome.COMPLETED}
-    assert len(bench.settled) == 4
+    assert bench.settled.total() == 4
 
 
 async def test_a_task_of_which_nothing_can_be_stored_is_let_go(bench: Bench) -> None:
@@ -275,7 +276,7 @@ async def test_a_task_of_which_nothing_can_be_stored_is_let_go(bench: Bench) -> 
     await bench.committer.run()
 
     assert set(bench.store.written()) == {UUID(int=1), UUID(int=3)}
-    assert len(bench.settled) == 3
+    assert bench.settled.total() == 3
 
 
 async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(
@@ -289,7 +290,7 @@ async def test_a_settlement_that_came_too_late_is_told_of_and_let_go(
 
     (said,) = caplog.messages
     assert said.startswith(f"settlement.lost task_id={UUID(int=2)} ")
-    assert len(bench.settled) == 3
+    assert bench.settled.total() == 3
 
 
 async def test_a_fault_beside_is_a_fault_of_the_committer(bench: Bench) -> None:
@@ -298,8 +299,8 @@ async def test_a_fault_beside_is_a_fault_of_the_committer(bench: Bench) -> None:
     bench.committer.add(done(0))
     await bench.store.entered.wait()
 
-    def fail(batch: Sequence[Done]) -> None:
-        if len(batch) == LARGEST_BATCH:
+    def fail(claims: Counter[Claim]) -> None:
+        if claims.total() == LARGEST_BATCH:
             raise LookupError("a fault of ours")
 
     bench.committer._settled = fail

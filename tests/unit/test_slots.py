@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
@@ -292,10 +293,10 @@ async def test_a_lease_is_kept_until_the_last_task_of_its_claim_is_written(make:
     first, second = [*worker._slots._running, *worker._slots._waiting]
     committer = worker._committer
     worker._slots._end(first, Released())
-    worker._slots.settled(committer._waiting[-1:])
+    worker._slots.settled(Counter([committer._waiting[-1].job.claim]))
     kept = worker._leases.holds(TOKEN)
     worker._slots._end(second, Released())
-    worker._slots.settled(committer._waiting[-1:])
+    worker._slots.settled(Counter([committer._waiting[-1].job.claim]))
 
     assert kept
     assert not worker._leases.holds(TOKEN)

@@ -103,6 +103,7 @@ class Claim:
     fence: int  # grows with every claim; for systems outside that want to refuse late writes
     tasks: tuple[ClaimedTask, ...]
     alone: bool = False
+    kind: tuple[str, str] | None = None  # type and queue, if all its tasks are of one
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.errors import StoreBusy, StoreUnavailable
-from windlass.model.task import Answer, Outcome, Settlement
+from windlass.model.task import Answer, Claim, Outcome, Settlement
 from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
 from windlass.service import LONGEST_PATIENCE, answered_within, backoff
@@ -39,6 +40,7 @@ class Settled:
     """What was written, and what the store said of each."""
 
     batch: Sequence[Done]
+    claims: Counter[Claim]  # how many tasks of each
     outcomes: Sequence[Outcome]
     answers: Sequence[Answer]
 
@@ -53,7 +55,7 @@ class Committer:
         self,
         *,
         store: SettleStore,
-        settled: Callable[[Sequence[Done]], None],
+        settled: Callable[[Counter[Claim]], None],
         patience: float = LONGEST_PATIENCE,
     ) -> None:
         self._store = store
@@ -143,10 +145,11 @@ class Committer:
                 return
             else:
                 outcomes = [settlement.outcome for settlement in settlements]
-                tell("settled", Settled(batch, outcomes, answers))
+                claims = _claims(batch)
+                tell("settled", Settled(batch, claims, outcomes, answers))
                 if Outcome.DEAD in outcomes or answers.count(Answer.APPLIED) < len(batch):
                     self._report(batch, answers)
-                self._settled(batch)
+                self._settled(claims)
                 return
             failures += 1
             await asyncio.sleep(backoff(failures, longest=AGAIN_WITHIN))
@@ -178,7 +181,9 @@ class Committer:
         done = batch[0]
         emit("settlement.refused", task_id=done.job.task.id, error=type(error).__name__)
         if done.settlement.outcome is Outcome.FAILED:
-            self._settled(batch)  # not even its failure can be written: its lease will run out
+            self._settled(
+                _claims(batch)
+            )  # not even its failure can be written: its lease will run out
             return
         failure = describe("Refused", f"the store refused the outcome: {error}")
         await self._commit(
@@ -200,3 +205,7 @@ class Committer:
                     emit("handler.failed_late", task_id=job.task.id, type=job.task.type)
             elif done.settlement.outcome is Outcome.DEAD:
                 emit("task.dead", task_id=job.task.id, type=job.task.type)
+
+
+def _claims(batch: Sequence[Done]) -> Counter[Claim]:
+    return Counter([done.job.claim for done in batch])

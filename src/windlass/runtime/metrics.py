@@ -12,7 +12,6 @@ from http import HTTPStatus
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
-from uuid import UUID
 
 from prometheus_client.core import (
     CollectorRegistry,
@@ -26,7 +25,6 @@ from prometheus_client.registry import Collector
 
 from windlass.model.task import (
     Answer,
-    Claim,
     ClaimedTask,
     Enqueued,
     Outcome,
@@ -39,7 +37,6 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
 SORTED_AT_ONCE = 500  # values
 TASKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 MOST_LABELS = 1000  # of types and queues together: who enqueues by name may make up any number
-MOST_CLAIMS = 1000  # whose kind is remembered; of others each task is looked at
 OTHERS = ("others", "others")
 
 Labels = tuple[str, str]  # type, queue
@@ -103,7 +100,6 @@ class Metrics(Collector):
         self._slots = slots
         self._is_leader = is_leader
         self._known: dict[Labels, Labels] = {}
-        self._kinds: dict[UUID, Labels | None] = {}  # of claims, if all their tasks are of one
         self._enqueued: Counter[Labels] = Counter()
         self._claimed: Counter[Labels] = Counter()
         self._ended: Counter[tuple[str, str, str]] = Counter()
@@ -152,13 +148,8 @@ class Metrics(Collector):
     def _count_claimed(self, claim: Any) -> None:
         tasks = claim.tasks
         self._claims.add((len(tasks),))
-        self._kinds[claim.token] = kind = _only(
-            [task.type for task in tasks], [task.queue for task in tasks]
-        )
-        if len(self._kinds) > MOST_CLAIMS:
-            self._kinds.pop(next(iter(self._kinds)))
-        if kind:
-            labels = self._labels(*kind)
+        if claim.kind:
+            labels = self._labels(*claim.kind)
             self._claimed[labels] += len(tasks)
             self._waits[labels].add([task.waited for task in tasks])
             return
@@ -170,7 +161,8 @@ class Metrics(Collector):
     def _count_settled(self, settled: Any) -> None:
         batch, answers = settled.batch, settled.answers
         self._settlements.add((len(batch),))
-        kind = self._only_kind([done.job.claim for done in batch])
+        kinds = {claim.kind for claim in settled.claims}
+        kind = kinds.pop() if len(kinds) == 1 else None
         completed = settled.outcomes.count(Outcome.COMPLETED)
         if kind and completed == len(batch) == answers.count(Answer.APPLIED):
             labels = self._labels(*kind)
@@ -183,11 +175,6 @@ class Metrics(Collector):
             self._ended[*labels, _shown(done, answer)] += 1
             if job.took is not None:
                 self._durations[labels].add((job.took,))
-
-    def _only_kind(self, claims: Sequence[Claim]) -> Labels | None:
-        """The type and the queue of all tasks of these claims, if that is known to be one."""
-        kinds = {self._kinds.get(claim.token) for claim in set(claims)}
-        return kinds.pop() if len(kinds) == 1 else None
 
     def _count_lost(self, tasks: Sequence[ClaimedTask]) -> None:
         for task in tasks:

@@ -222,10 +222,10 @@ class Slots:
             reported=job.reported,
         )
 
-    def settled(self, batch: Sequence[Done]) -> None:
-        """Let go of what was written."""
-        self.unsettled -= len(batch)
-        for claim, tasks in Counter([done.job.claim for done in batch]).items():
+    def settled(self, claims: Counter[Claim]) -> None:
+        """Let go of what was written: so many tasks of each claim."""
+        for claim, tasks in claims.items():
+            self.unsettled -= tasks
             self._let_go(claim, tasks)
 
     def _let_go(self, claim: Claim, tasks: int) -> None:

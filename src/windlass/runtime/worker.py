@@ -1,6 +1,7 @@
 """Joins the stages with bounded buffers; drains them in order on stop."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
-from windlass.model.task import ClaimRequest, WorkerInfo
+from windlass.model.task import Claim, ClaimRequest, WorkerInfo
 from windlass.registry import Registry
-from windlass.runtime.committer import Committer, Done
+from windlass.runtime.committer import Committer
 from windlass.runtime.completing import Completing
 from windlass.runtime.executor import Executor
 from windlass.runtime.fetcher import Fetcher
@@ -141,8 +142,8 @@ class Worker:
 
     # What was written comes back to the slots, and what begins leaves them, here
 
-    def _settled(self, batch: Sequence[Done]) -> None:
-        self._slots.settled(batch)
+    def _settled(self, claims: Counter[Claim]) -> None:
+        self._slots.settled(claims)
 
     def _completing(self, job: Job, encode: Callable[[Any], str | None]) -> Completing:
         return Completing(store=self._store, job=job, lease=self._lease, encode=encode)

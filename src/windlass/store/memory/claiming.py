@@ -68,7 +68,9 @@ class ClaimVerbs(MemoryTables):
             task.claimed_at = now
         held = {task.asked.id: task.generation for task in tasks}
         self._claims[token] = ClaimEntry(fence, request.worker_id, now + request.lease, held)
-        return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone)
+        kinds = {(task.asked.type, task.asked.queue) for task in tasks}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone, kind)
 
     @transaction
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:

@@ -68,7 +68,9 @@ class ClaimVerbs(PostgresParts):
         if batches:
             reasons = dict(zip(report["cancelled"] or (), report["reasons"] or (), strict=True))
             claimed = tuple(task for batch in batches for task in _tasks(batch, reasons))
-            claim = Claim(token, report["fence"], claimed, request.alone)
+            kinds = {(batch["type"], batch["queue"]) for batch in batches}
+            kind = kinds.pop() if len(kinds) == 1 else None
+            claim = Claim(token, report["fence"], claimed, request.alone, kind)
         return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
 
     def _look_behind_soon(self) -> None:

@@ -40,6 +40,17 @@ class ClaimRules(Steps):
 
         assert answer == ClaimAnswer(claim=None, alone_waiting=False, due_in=None)
 
+    async def test_a_grant_of_one_type_and_queue_says_so(self, store: Store) -> None:
+        await self.add(store, priority=7)
+        await self.add(store, priority=20)
+        alike = await self.claim(store)
+        await self.add(store)
+        await self.add(store, queue="bulk")
+        mixed = await self.claim(store)
+
+        assert alike.kind == (alike.tasks[0].type, alike.tasks[0].queue)
+        assert mixed.kind is None
+
     async def test_a_grant_carries_the_task(self, store: Store) -> None:
         task_id = await self.add(store, payload='{"a": 1}', queue="bulk", priority=7)
 
