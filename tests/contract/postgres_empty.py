@@ -17,6 +17,7 @@ DELETE FROM windlass.attempt;
 DELETE FROM windlass.history;
 DELETE FROM windlass.dead;
 DELETE FROM windlass.task_tag;
+DELETE FROM windlass.large_payload;
 DELETE FROM windlass.idempotency;
 DELETE FROM windlass.queue;
 DELETE FROM windlass.task_type;

@@ -71,6 +71,8 @@ SELECT 'idempotency', to_jsonb(t) FROM windlass.idempotency t
 UNION ALL
 SELECT 'task_tag', to_jsonb(t) FROM windlass.task_tag t
 UNION ALL
+SELECT 'large_payload', to_jsonb(t) FROM windlass.large_payload t
+UNION ALL
 SELECT 'lane', to_jsonb(t) FROM windlass.lane t
 UNION ALL
 SELECT 'resting_lane', to_jsonb(t) FROM windlass.resting_lane t

@@ -494,7 +494,10 @@ BEGIN
                 RETURNING r.task_id, r.x, r.n
             )
             SELECT
-                array_agg(t.id) AS ids, array_agg(t.payload::text) AS payloads,
+                array_agg(t.id) AS ids,
+                array_agg(coalesce(t.payload, (
+                    SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id
+                ))::text) AS payloads,
                 array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
                 array_agg(t.generation) AS generations,
                 array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,
@@ -556,187 +559,23 @@ END
 $$;
 
 CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint, max_attempts smallint, generation integer, cancel_reason text, fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, waited double precision)
-    LANGUAGE plpgsql
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    SET enable_seqscan TO 'off'
-    SET enable_bitmapscan TO 'off'
+    LANGUAGE sql
     AS $$
-#variable_conflict use_column
-DECLARE
-    -- Taken before any lane is read: what it calls finished is visible to every read below.
-    seen constant pg_snapshot := pg_current_snapshot();
-    late constant xid8[] := ARRAY(SELECT u.x::text::xid8 FROM unnest(late_x) AS u (x) ORDER BY u.x);
-    passed xid8;
-    after_x xid8;
-    after_n bigint;
-    until_x xid8;
-    head record;
-    batch record;
-    end_x bigint;
-    end_n bigint;
-    ended boolean;
-    taken integer := 0;
-    ids uuid[] := '{}';
-    generations integer[] := '{}';
-    all_lanes bigint[] := '{}';
-    all_x bigint[] := '{}';
-    all_n bigint[] := '{}';
-    all_ends boolean[] := '{}';
-    granted bigint;
-    suspects boolean := false;
-    at timestamptz;
-BEGIN
-    FOR head IN
-        SELECT
-            l.lane, l.kind, l.priority,
-            coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
-            least(h.ready_at, o.ready_at) AS ready_at
-        FROM (
-            SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
-            FROM windlass.lane k
-            WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
-                AND NOT EXISTS (
-                    SELECT FROM windlass.queue q
-                    WHERE q.name = k.queue AND q.paused_at IS NOT NULL
-                )
-        ) l
-        LEFT JOIN unnest(lanes, from_x, from_n) AS b (lane, x, n) ON b.lane = l.lane
-        LEFT JOIN LATERAL (
-            SELECT r.ready_at
-            FROM windlass.ready r
-            WHERE r.lane = l.lane AND (r.x, r.n) > (coalesce(b.x, 0)::text::xid8, coalesce(b.n, -1))
-            ORDER BY r.x, r.n
-            LIMIT 1
-        ) h ON true
-        LEFT JOIN LATERAL (
-            SELECT f.ready_at
-            FROM unnest(late) AS e (x)
-            CROSS JOIN LATERAL (
-                SELECT r.ready_at
-                FROM windlass.ready r
-                WHERE r.lane = l.lane AND r.x = e.x
-                ORDER BY r.n
-                LIMIT 1
-            ) f
-            ORDER BY e.x
-            LIMIT 1
-        ) o ON true
-        ORDER BY
-            least(h.ready_at, o.ready_at) - l.priority * ageing,
-            l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC
-    LOOP
-        IF (head.kind = 2) <> alone THEN
-            suspects := suspects OR (head.kind = 2 AND head.ready_at IS NOT NULL);
-            CONTINUE;
-        END IF;
-        IF alone AND taken = 0 AND head.ready_at IS NOT NULL THEN
-            -- Many suspects at once are an outage and no poison: no need for each to run by itself.
-            IF (SELECT count(*) FROM (SELECT FROM windlass.ready r WHERE r.lane IN (
-                    SELECT k.lane FROM windlass.lane k WHERE k.kind = 2) LIMIT 101) s) > 100 THEN
-                wanted := coalesce((
-                    SELECT greatest(1, wanted >> least(t.recoveries - 1, 20))
-                    FROM windlass.ready r
-                    JOIN windlass.task t ON t.id = r.task_id
-                    WHERE r.lane = head.lane
-                    ORDER BY r.x, r.n
-                    LIMIT 1
-                ), 1);
-            ELSE
-                wanted := 1;
-            END IF;
-        END IF;
-        IF taken >= wanted THEN
-            EXIT WHEN NOT alone AND suspects;
-            CONTINUE;
-        END IF;
-        IF head.ready_at IS NULL THEN
-            all_lanes := all_lanes || head.lane;
-            all_x := all_x || NULL::bigint;
-            all_n := all_n || NULL::bigint;
-            all_ends := all_ends || true;
-            CONTINUE;
-        END IF;
-
-        end_x := NULL; end_n := NULL; ended := false;
-        -- First what lies behind, by its transaction; then what lies ahead.
-        FOREACH passed IN ARRAY late || NULL::xid8 LOOP
-            CONTINUE WHEN passed >= head.x;
-            EXIT WHEN taken >= wanted;
-            after_x := coalesce(passed, head.x);
-            after_n := CASE WHEN passed IS NULL THEN head.n ELSE -1 END;
-            until_x := coalesce(passed, '18446744073709551615');
-            WITH found AS MATERIALIZED (
-                SELECT r.ctid AS place, r.task_id, r.generation, r.x, r.n
-                FROM windlass.ready r
-                WHERE r.lane = head.lane AND (r.x, r.n) > (after_x, after_n) AND r.x <= until_x
-                ORDER BY r.x, r.n
-                LIMIT wanted - taken
-                FOR UPDATE SKIP LOCKED
-            ), gone AS (
-                DELETE FROM windlass.ready r
-                USING found f
-                WHERE r.ctid = f.place
-                RETURNING f.task_id, f.generation, f.x, f.n
-            )
-            -- One order for all of them, so that it is sorted once.
-            SELECT
-                coalesce(array_agg(g.task_id ORDER BY g.x, g.n), '{}') AS ids,
-                coalesce(array_agg(g.generation ORDER BY g.x, g.n), '{}') AS generations,
-                array_agg(g.x ORDER BY g.x, g.n) AS xs,
-                array_agg(g.n ORDER BY g.x, g.n) AS ns
-            INTO batch
-            FROM gone g;
-
-            IF passed IS NULL THEN
-                end_x := batch.xs[cardinality(batch.xs)]::text::bigint;
-                end_n := batch.ns[cardinality(batch.ns)];
-                ended := cardinality(batch.ids) < wanted - taken;
-            END IF;
-            ids := ids || batch.ids;
-            generations := generations || batch.generations;
-            taken := cardinality(ids);
-        END LOOP;
-        all_lanes := all_lanes || head.lane;
-        all_x := all_x || end_x;
-        all_n := all_n || end_n;
-        all_ends := all_ends || ended;
-    END LOOP;
-
-    IF taken > 0 THEN
-        at := windlass.clock();
-        INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining)
-        VALUES (new_token, worker, at, at + lease, taken)
-        RETURNING windlass.claim.fence INTO granted;
-        INSERT INTO windlass.claim_task (token, task_ids, generations)
-        VALUES (new_token, ids, generations);
-    END IF;
-
-    RETURN QUERY SELECT
-        NULL::uuid, NULL::text, NULL::text, NULL::smallint, NULL::jsonb, NULL::smallint,
-        NULL::smallint, NULL::integer, NULL::text,
-        granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
-        -- What is later than two seconds is the leader's: from the beginning of the index every
-        -- promoted task that an old snapshot keeps would be walked over.
-        (
-            SELECT extract(epoch FROM min(s.due) - windlass.clock())
-            FROM windlass.scheduled s
-            WHERE s.due > (SELECT windlass.clock() - interval '2 seconds')
-        )::float8,
-        NULL::float8;
-    IF taken > 0 THEN
-        RETURN QUERY SELECT
-            t.id, t.type, t.queue, t.priority, t.payload, t.attempts,
-            t.max_attempts, t.generation, q.reason,
-            NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
-            NULL::boolean[], NULL::boolean, NULL::float8,
-            extract(epoch FROM at - t.scheduled_for)::float8
-        FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
-        JOIN windlass.task t ON t.id = ANY (ARRAY[u.id])
-        LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.id])
-        ORDER BY u.ordinal;
-    END IF;
-END
+SELECT
+    u.id, b.type, b.queue, b.priority, u.payload::jsonb, u.attempts, u.max_attempts, u.generation,
+    (SELECT q.reason FROM windlass.cancel_request q WHERE q.task_id = u.id),
+    b.fence, b.snapshot, b.read_lanes, b.last_x, b.last_n, b.read_to_end, b.alone_waiting, b.due_in,
+    u.waited
+FROM windlass.claim_batches(
+    worker, new_token, types, queues, wanted, lease, ageing, alone, lanes, from_x, from_n, late_x
+) WITH ORDINALITY AS b (
+    type, queue, priority, ids, payloads, attempts, max_attempts, generations, waited, fence, snapshot,
+    read_lanes, last_x, last_n, read_to_end, alone_waiting, due_in, cancelled, reasons, place
+)
+LEFT JOIN LATERAL unnest(
+    b.ids, b.payloads, b.attempts, b.max_attempts, b.generations, b.waited
+) WITH ORDINALITY AS u (id, payload, attempts, max_attempts, generation, waited, ordinal) ON true
+ORDER BY b.snapshot IS NULL, b.place, u.ordinal
 $$;
 
 CREATE FUNCTION windlass.clock() RETURNS timestamp with time zone
@@ -843,6 +682,9 @@ BEGIN
     EXECUTE format(
         'DELETE FROM windlass.task_tag k USING (SELECT h.id, unnest(h.tags) AS tag FROM %I.%I h) g '
         'WHERE k.tag = g.tag AND k.task_id = g.id', home, name);
+    EXECUTE format(
+        'DELETE FROM windlass.large_payload l USING %I.%I h '
+        'WHERE h.payload IS NULL AND l.task_id = h.id', home, name);
     EXECUTE format('DROP TABLE %I.%I', home, name);
 END
 $$;
@@ -874,8 +716,16 @@ BEGIN
     INSERT INTO windlass.task (
         id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
     )
-    SELECT u.id, type, queue, priority, max_attempts, retention, born, born, u.payload::jsonb
+    SELECT
+        u.id, type, queue, priority, max_attempts, retention, born, born,
+        CASE WHEN NOT windlass.is_large(u.payload) THEN u.payload::jsonb END
     FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
+    IF pg_column_size(payloads) > 2000 THEN  -- or none is large
+        INSERT INTO windlass.large_payload (task_id, payload)
+        SELECT u.id, u.payload::jsonb
+        FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
+        WHERE windlass.is_large(u.payload);
+    END IF;
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
     SELECT number, u.id, 1, born
     FROM (SELECT unnest(task_ids) AS id) u;
@@ -1122,6 +972,7 @@ BEGIN
                     (SELECT t.payload FROM windlass.task t WHERE t.id = i.task_id),
                     (SELECT h.payload FROM windlass.history h WHERE h.id = i.task_id),
                     (SELECT d.payload FROM windlass.dead d WHERE d.id = i.task_id),
+                    (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = i.task_id),
                     (SELECT v.payload::jsonb FROM unnest(task_ids, payloads) AS v (id, payload)
                         WHERE v.id = i.task_id)
                 )
@@ -1172,7 +1023,7 @@ BEGIN
         )
         SELECT
             a.id, a.type, a.queue, a.priority, a.max_attempts, a.retention, born, a.due,
-            a.key, a.payload::jsonb,
+            a.key, CASE WHEN NOT windlass.is_large(a.payload) THEN a.payload::jsonb END,
             CASE WHEN a.tags IS NOT NULL
                 THEN ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END
         FROM asked a
@@ -1188,6 +1039,12 @@ BEGIN
     WHERE a.due <= born
     ORDER BY a.ordinal;
 
+    IF pg_column_size(payloads) > 2000 THEN  -- or none is large
+        INSERT INTO windlass.large_payload (task_id, payload)
+        SELECT u.id, u.payload::jsonb
+        FROM unnest(task_ids, payloads) WITH ORDINALITY AS u (id, payload, ordinal)
+        WHERE windlass.is_large(u.payload) AND u.ordinal <> ALL (known);
+    END IF;
     IF cardinality(array_remove(tag_lists, NULL)) > 0 THEN
         INSERT INTO windlass.task_tag (tag, task_id)
         SELECT e.tag, u.id
@@ -1226,6 +1083,10 @@ SELECT jsonb_agg(
 FROM windlass.attempt a
 WHERE a.task_id = ended_task
 $$;
+
+CREATE FUNCTION windlass.is_large(payload text) RETURNS boolean
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$SELECT octet_length(payload) > 2000$$;
 
 CREATE FUNCTION windlass.is_whole(given jsonb, lowest bigint, highest bigint) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE
@@ -1330,7 +1191,7 @@ BEGIN
     IF EXISTS (
         SELECT FROM jsonb_array_elements(tasks) AS e (item)
         WHERE CASE WHEN jsonb_typeof(e.item) = 'object' THEN
-            e.item - own IS DISTINCT FROM kind
+            (e.item - own)::text IS DISTINCT FROM kind::text  -- as jsonb 10.0 equals 10, which is not refused
             OR jsonb_typeof(e.item -> 'payload') IS DISTINCT FROM 'object'
             OR octet_length((e.item -> 'payload')::text) > least(299, max_bytes)
             OR jsonb_typeof(e.item -> 'id') IS DISTINCT FROM 'string'
@@ -2428,7 +2289,7 @@ CREATE TABLE windlass.dead (
     worker_id uuid,
     token uuid,
     idempotency_key text,
-    payload jsonb NOT NULL,
+    payload jsonb,
     tags text[],
     result jsonb,
     last_error text,
@@ -2455,7 +2316,7 @@ CREATE TABLE windlass.history (
     worker_id uuid,
     token uuid,
     idempotency_key text,
-    payload jsonb NOT NULL,
+    payload jsonb,
     tags text[],
     result jsonb,
     last_error text,
@@ -2479,6 +2340,12 @@ CREATE TABLE windlass.lane (
     kind smallint NOT NULL,
     listed_at timestamp with time zone DEFAULT windlass.clock() NOT NULL,
     CONSTRAINT lane_kind_check CHECK (((kind >= 0) AND (kind <= 2)))
+);
+
+CREATE TABLE windlass.large_payload (
+    task_id uuid NOT NULL,
+    payload jsonb NOT NULL,
+    CONSTRAINT large_payload_payload_check CHECK ((jsonb_typeof(payload) = 'object'::text))
 );
 
 CREATE TABLE windlass.leadership (
@@ -2564,7 +2431,7 @@ CREATE TABLE windlass.task (
     scheduled_for timestamp with time zone NOT NULL,
     returned_by uuid,
     idempotency_key text,
-    payload jsonb NOT NULL,
+    payload jsonb,
     tags text[],
     CONSTRAINT attempts_are_left CHECK ((attempts < max_attempts)),
     CONSTRAINT task_attempts_check CHECK ((attempts >= 0)),
@@ -2596,7 +2463,9 @@ CREATE VIEW windlass.tasks AS
  SELECT t.id,
     t.type,
     t.queue,
-    t.payload,
+    COALESCE(t.payload, ( SELECT l.payload
+           FROM windlass.large_payload l
+          WHERE (l.task_id = t.id))) AS payload,
     (
         CASE
             WHEN (r.task_id IS NOT NULL) THEN 'pending'::text
@@ -2640,7 +2509,9 @@ UNION ALL
  SELECT h.id,
     h.type,
     h.queue,
-    h.payload,
+    COALESCE(h.payload, ( SELECT l.payload
+           FROM windlass.large_payload l
+          WHERE (l.task_id = h.id))) AS payload,
     h.status,
     h.priority,
     h.idempotency_key,
@@ -2662,7 +2533,9 @@ UNION ALL
  SELECT d.id,
     d.type,
     d.queue,
-    d.payload,
+    COALESCE(d.payload, ( SELECT l.payload
+           FROM windlass.large_payload l
+          WHERE (l.task_id = d.id))) AS payload,
     d.status,
     d.priority,
     d.idempotency_key,
@@ -2739,6 +2612,9 @@ ALTER TABLE ONLY windlass.dead
 
 ALTER TABLE ONLY windlass.idempotency
     ADD CONSTRAINT idempotency_pkey PRIMARY KEY (type, key);
+
+ALTER TABLE ONLY windlass.large_payload
+    ADD CONSTRAINT large_payload_pkey PRIMARY KEY (task_id);
 
 ALTER TABLE ONLY windlass.leadership
     ADD CONSTRAINT leadership_pkey PRIMARY KEY (seat);

@@ -3,8 +3,10 @@
 # ruff: noqa: S101 - tests assert
 
 import asyncio
+import json
 import random
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -20,6 +22,7 @@ from windlass.model.task import (
     Fence,
     NewTask,
     Outcome,
+    TaskFilter,
     TaskRecord,
     TaskState,
     TypeDefaults,
@@ -31,6 +34,7 @@ from windlass.testing.store_contract.steps import (
     RETURNING,
     SECOND,
     Steps,
+    all_pages,
     needs,
 )
 
@@ -378,3 +382,42 @@ class EnqueueRules(Steps):
 
         assert await store.type_defaults("resize") == latest
         assert await store.type_defaults("mail") == TypeDefaults("mail")
+
+    @pytest.mark.parametrize("tags", [(), ("red",)])
+    async def test_a_large_payload_is_kept_whole(self, store: Store, tags: tuple[str, ...]) -> None:
+        large = {"text": "".join(chr(33 + n * n % 93) for n in range(50_000))}
+        options: dict[str, Any] = {"payload": json.dumps(large), "tags": tags}
+
+        waiting = await self.add(store, delay=3600.0, **options)
+        ended = [
+            await self.end(store, outcome, **options)
+            for outcome in (Outcome.COMPLETED, Outcome.CANCELLED, Outcome.DEAD)
+        ]
+        await store.retry(ended[-1])
+        again, task = await self.claim_one(store)
+        pending = await self.add(store, **options)
+
+        assert json.loads(task.payload) == large
+        for task_id in (waiting, *ended, pending):
+            assert (await store.get(task_id)).payload == large
+        for tag in (None, "red") if tags else (None,):
+            (page,) = await all_pages(store, TaskFilter(tag=tag))
+            assert [record.payload for record in page.records] == [large] * 5
+        await self.settle(store, again, task, Outcome.DEAD)
+        assert (await store.get(task.id)).payload == large
+
+    async def test_a_key_knows_a_large_payload_again(self, store: Store) -> None:
+        text = "x" * 5000
+
+        async def asked(number: str) -> Enqueued:
+            payload = f'{{"text": "{text}", "n": {number}}}'
+            task = self.new_task(payload=payload, idempotency_key="k")
+            return (await store.enqueue([task]))[0]
+
+        first = await asked("1")
+        second = await asked("1.0")
+        await self.claim(store)
+        with pytest.raises(IdempotencyConflict):
+            await asked("2")
+
+        assert second == Enqueued(first.id, created=False)

@@ -1,4 +1,4 @@
--- discard_old_dead: remove dead tasks whose day has come, with their keys and tags. $1 limit
+-- discard_old_dead: remove dead tasks whose day has come, with their keys, tags and payloads. $1 limit
 WITH removing AS MATERIALIZED (
     SELECT set_config('windlass_internal.removing', 'on', true)
 ), old AS MATERIALIZED (
@@ -12,7 +12,7 @@ WITH removing AS MATERIALIZED (
     DELETE FROM windlass.dead d
     USING old
     WHERE d.id = old.id
-    RETURNING d.id, d.type, d.idempotency_key, d.tags
+    RETURNING d.id, d.type, d.idempotency_key, d.tags, d.payload IS NULL AS is_large
 ), forgotten AS (
     DELETE FROM windlass.idempotency i
     USING gone g
@@ -21,6 +21,10 @@ WITH removing AS MATERIALIZED (
     DELETE FROM windlass.task_tag k
     USING (SELECT g.id, unnest(g.tags) AS tag FROM gone g) t
     WHERE k.tag = t.tag AND k.task_id = t.id
+), emptied AS (
+    DELETE FROM windlass.large_payload l
+    USING gone g
+    WHERE g.is_large AND l.task_id = g.id
 )
 SELECT count(*)
 FROM gone

@@ -25,7 +25,8 @@ WITH tagged AS MATERIALIZED (
     WHERE u.task_id = ANY (ARRAY(SELECT t.id FROM live t))
 ), found AS (
     SELECT
-        t.id, t.type, t.queue, t.payload,
+        t.id, t.type, t.queue,
+        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
         CASE
             WHEN r.task_id IS NOT NULL THEN 'pending'
             WHEN s.task_id IS NOT NULL THEN 'scheduled'
@@ -46,14 +47,18 @@ WITH tagged AS MATERIALIZED (
     LEFT JOIN held h ON h.task_id = t.id AND h.generation = t.generation
     UNION ALL
     SELECT
-        t.id, t.type, t.queue, t.payload, t.status::text, t.priority, t.idempotency_key, t.worker_id,
+        t.id, t.type, t.queue,
+        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        t.status::text, t.priority, t.idempotency_key, t.worker_id,
         t.created_at, t.scheduled_for, t.claimed_at, t.started_at, t.completed_at, t.completed_at,
         t.attempts, t.max_attempts, t.last_error, t.result, t.tags, t.generation, t.errors
     FROM windlass.history t
     WHERE t.id = ANY (ARRAY(SELECT k.task_id FROM tagged k))
     UNION ALL
     SELECT
-        t.id, t.type, t.queue, t.payload, t.status::text, t.priority, t.idempotency_key, t.worker_id,
+        t.id, t.type, t.queue,
+        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        t.status::text, t.priority, t.idempotency_key, t.worker_id,
         t.created_at, t.scheduled_for, t.claimed_at, t.started_at, t.completed_at, t.completed_at,
         t.attempts, t.max_attempts, t.last_error, t.result, t.tags, t.generation, t.errors
     FROM windlass.dead t

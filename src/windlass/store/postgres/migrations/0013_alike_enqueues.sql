@@ -16,8 +16,16 @@ BEGIN
     INSERT INTO windlass.task (
         id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
     )
-    SELECT u.id, type, queue, priority, max_attempts, retention, born, born, u.payload::jsonb
+    SELECT
+        u.id, type, queue, priority, max_attempts, retention, born, born,
+        CASE WHEN NOT windlass.is_large(u.payload) THEN u.payload::jsonb END
     FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
+    IF pg_column_size(payloads) > 2000 THEN  -- or none is large
+        INSERT INTO windlass.large_payload (task_id, payload)
+        SELECT u.id, u.payload::jsonb
+        FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
+        WHERE windlass.is_large(u.payload);
+    END IF;
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
     SELECT number, u.id, 1, born
     FROM (SELECT unnest(task_ids) AS id) u;
@@ -103,6 +111,7 @@ BEGIN
                     (SELECT t.payload FROM windlass.task t WHERE t.id = i.task_id),
                     (SELECT h.payload FROM windlass.history h WHERE h.id = i.task_id),
                     (SELECT d.payload FROM windlass.dead d WHERE d.id = i.task_id),
+                    (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = i.task_id),
                     (SELECT v.payload::jsonb FROM unnest(task_ids, payloads) AS v (id, payload)
                         WHERE v.id = i.task_id)
                 )
@@ -153,7 +162,7 @@ BEGIN
         )
         SELECT
             a.id, a.type, a.queue, a.priority, a.max_attempts, a.retention, born, a.due,
-            a.key, a.payload::jsonb,
+            a.key, CASE WHEN NOT windlass.is_large(a.payload) THEN a.payload::jsonb END,
             CASE WHEN a.tags IS NOT NULL
                 THEN ARRAY(SELECT jsonb_array_elements_text(a.tags::jsonb)) END
         FROM asked a
@@ -169,6 +178,12 @@ BEGIN
     WHERE a.due <= born
     ORDER BY a.ordinal;
 
+    IF pg_column_size(payloads) > 2000 THEN  -- or none is large
+        INSERT INTO windlass.large_payload (task_id, payload)
+        SELECT u.id, u.payload::jsonb
+        FROM unnest(task_ids, payloads) WITH ORDINALITY AS u (id, payload, ordinal)
+        WHERE windlass.is_large(u.payload) AND u.ordinal <> ALL (known);
+    END IF;
     IF cardinality(array_remove(tag_lists, NULL)) > 0 THEN
         INSERT INTO windlass.task_tag (tag, task_id)
         SELECT e.tag, u.id

@@ -154,7 +154,10 @@ BEGIN
                 RETURNING r.task_id, r.x, r.n
             )
             SELECT
-                array_agg(t.id) AS ids, array_agg(t.payload::text) AS payloads,
+                array_agg(t.id) AS ids,
+                array_agg(coalesce(t.payload, (
+                    SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id
+                ))::text) AS payloads,
                 array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
                 array_agg(t.generation) AS generations,
                 array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,
@@ -213,6 +216,36 @@ BEGIN
         ),
         cancelled, reasons;
 END
+$$;
+
+-- claim_tasks: the same for processes of before: the report, and then a row for each task.
+CREATE OR REPLACE FUNCTION windlass.claim_tasks(
+    worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval,
+    ageing interval, alone boolean,
+    lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]
+) RETURNS TABLE (
+    id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint,
+    max_attempts smallint, generation integer, cancel_reason text,
+    fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[],
+    read_to_end boolean[], alone_waiting boolean, due_in float8, waited float8
+)
+LANGUAGE sql
+AS $$
+SELECT
+    u.id, b.type, b.queue, b.priority, u.payload::jsonb, u.attempts, u.max_attempts, u.generation,
+    (SELECT q.reason FROM windlass.cancel_request q WHERE q.task_id = u.id),
+    b.fence, b.snapshot, b.read_lanes, b.last_x, b.last_n, b.read_to_end, b.alone_waiting, b.due_in,
+    u.waited
+FROM windlass.claim_batches(
+    worker, new_token, types, queues, wanted, lease, ageing, alone, lanes, from_x, from_n, late_x
+) WITH ORDINALITY AS b (
+    type, queue, priority, ids, payloads, attempts, max_attempts, generations, waited, fence, snapshot,
+    read_lanes, last_x, last_n, read_to_end, alone_waiting, due_in, cancelled, reasons, place
+)
+LEFT JOIN LATERAL unnest(
+    b.ids, b.payloads, b.attempts, b.max_attempts, b.generations, b.waited
+) WITH ORDINALITY AS u (id, payload, attempts, max_attempts, generation, waited, ordinal) ON true
+ORDER BY b.snapshot IS NULL, b.place, u.ordinal
 $$;
 
 -- settle_batch: apply what became of tasks whose claim and generation still hold.
