@@ -495,9 +495,9 @@ BEGIN
             )
             SELECT
                 array_agg(t.id) AS ids,
-                array_agg(coalesce(t.payload, (
+                array_agg(coalesce(t.payload::text, (
                     SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id
-                ))::text) AS payloads,
+                ))) AS payloads,
                 array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
                 array_agg(t.generation) AS generations,
                 array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,
@@ -722,7 +722,7 @@ BEGIN
     FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
-        SELECT u.id, u.payload::jsonb
+        SELECT u.id, u.payload
         FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
         WHERE windlass.is_large(u.payload);
     END IF;
@@ -972,7 +972,7 @@ BEGIN
                     (SELECT t.payload FROM windlass.task t WHERE t.id = i.task_id),
                     (SELECT h.payload FROM windlass.history h WHERE h.id = i.task_id),
                     (SELECT d.payload FROM windlass.dead d WHERE d.id = i.task_id),
-                    (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = i.task_id),
+                    (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = i.task_id),
                     (SELECT v.payload::jsonb FROM unnest(task_ids, payloads) AS v (id, payload)
                         WHERE v.id = i.task_id)
                 )
@@ -1041,7 +1041,7 @@ BEGIN
 
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
-        SELECT u.id, u.payload::jsonb
+        SELECT u.id, u.payload
         FROM unnest(task_ids, payloads) WITH ORDINALITY AS u (id, payload, ordinal)
         WHERE windlass.is_large(u.payload) AND u.ordinal <> ALL (known);
     END IF;
@@ -2344,8 +2344,8 @@ CREATE TABLE windlass.lane (
 
 CREATE TABLE windlass.large_payload (
     task_id uuid NOT NULL,
-    payload jsonb NOT NULL,
-    CONSTRAINT large_payload_payload_check CHECK ((jsonb_typeof(payload) = 'object'::text))
+    payload text NOT NULL,
+    CONSTRAINT large_payload_payload_check CHECK ((jsonb_typeof((payload)::jsonb) = 'object'::text))
 );
 
 CREATE TABLE windlass.leadership (
@@ -2463,7 +2463,7 @@ CREATE VIEW windlass.tasks AS
  SELECT t.id,
     t.type,
     t.queue,
-    COALESCE(t.payload, ( SELECT l.payload
+    COALESCE(t.payload, ( SELECT (l.payload)::jsonb AS payload
            FROM windlass.large_payload l
           WHERE (l.task_id = t.id))) AS payload,
     (
@@ -2509,7 +2509,7 @@ UNION ALL
  SELECT h.id,
     h.type,
     h.queue,
-    COALESCE(h.payload, ( SELECT l.payload
+    COALESCE(h.payload, ( SELECT (l.payload)::jsonb AS payload
            FROM windlass.large_payload l
           WHERE (l.task_id = h.id))) AS payload,
     h.status,
@@ -2533,7 +2533,7 @@ UNION ALL
  SELECT d.id,
     d.type,
     d.queue,
-    COALESCE(d.payload, ( SELECT l.payload
+    COALESCE(d.payload, ( SELECT (l.payload)::jsonb AS payload
            FROM windlass.large_payload l
           WHERE (l.task_id = d.id))) AS payload,
     d.status,

@@ -155,9 +155,9 @@ BEGIN
             )
             SELECT
                 array_agg(t.id) AS ids,
-                array_agg(coalesce(t.payload, (
+                array_agg(coalesce(t.payload::text, (
                     SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id
-                ))::text) AS payloads,
+                ))) AS payloads,
                 array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
                 array_agg(t.generation) AS generations,
                 array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,

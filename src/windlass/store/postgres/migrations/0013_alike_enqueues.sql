@@ -22,7 +22,7 @@ BEGIN
     FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
-        SELECT u.id, u.payload::jsonb
+        SELECT u.id, u.payload
         FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
         WHERE windlass.is_large(u.payload);
     END IF;
@@ -111,7 +111,7 @@ BEGIN
                     (SELECT t.payload FROM windlass.task t WHERE t.id = i.task_id),
                     (SELECT h.payload FROM windlass.history h WHERE h.id = i.task_id),
                     (SELECT d.payload FROM windlass.dead d WHERE d.id = i.task_id),
-                    (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = i.task_id),
+                    (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = i.task_id),
                     (SELECT v.payload::jsonb FROM unnest(task_ids, payloads) AS v (id, payload)
                         WHERE v.id = i.task_id)
                 )
@@ -180,7 +180,7 @@ BEGIN
 
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
-        SELECT u.id, u.payload::jsonb
+        SELECT u.id, u.payload
         FROM unnest(task_ids, payloads) WITH ORDINALITY AS u (id, payload, ordinal)
         WHERE windlass.is_large(u.payload) AND u.ordinal <> ALL (known);
     END IF;

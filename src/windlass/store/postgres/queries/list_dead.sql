@@ -4,7 +4,7 @@
 -- $1 status, $2 type, $3 queue, $4 before, $5 not_before, $6 created_from, $7 created_until, $8 limit
 SELECT
     t.id, t.type, t.queue,
-    coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+    coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
     t.status::text AS status, t.priority, t.idempotency_key,
     t.worker_id, t.created_at, t.scheduled_for, t.claimed_at, t.started_at, t.completed_at,
     t.completed_at AS updated_at, t.attempts, t.max_attempts, t.last_error, t.result, t.tags,

@@ -2,7 +2,7 @@
 -- $1 statuses, $2 type, $3 queue, $4 before, $5 not_before, $6 created_from, $7 created_until, $8 limit
 SELECT
     t.id, t.type, t.queue,
-    coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+    coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
     k.status, t.priority, t.idempotency_key,
     k.worker_id, t.created_at, t.scheduled_for,
     k.claimed_at, k.started_at, NULL::timestamptz AS completed_at,

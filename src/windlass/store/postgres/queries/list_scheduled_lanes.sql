@@ -38,7 +38,7 @@ SELECT k.*
 FROM (
     SELECT
         t.id, t.type, t.queue,
-        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
         'scheduled' AS status, t.priority, t.idempotency_key,
         NULL::uuid AS worker_id, t.created_at, t.scheduled_for,
         NULL::timestamptz AS claimed_at, NULL::timestamptz AS started_at, NULL::timestamptz AS completed_at,

@@ -26,7 +26,7 @@ WITH tagged AS MATERIALIZED (
 ), found AS (
     SELECT
         t.id, t.type, t.queue,
-        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
         CASE
             WHEN r.task_id IS NOT NULL THEN 'pending'
             WHEN s.task_id IS NOT NULL THEN 'scheduled'
@@ -48,7 +48,7 @@ WITH tagged AS MATERIALIZED (
     UNION ALL
     SELECT
         t.id, t.type, t.queue,
-        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
         t.status::text, t.priority, t.idempotency_key, t.worker_id,
         t.created_at, t.scheduled_for, t.claimed_at, t.started_at, t.completed_at, t.completed_at,
         t.attempts, t.max_attempts, t.last_error, t.result, t.tags, t.generation, t.errors
@@ -57,7 +57,7 @@ WITH tagged AS MATERIALIZED (
     UNION ALL
     SELECT
         t.id, t.type, t.queue,
-        coalesce(t.payload, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+        coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
         t.status::text, t.priority, t.idempotency_key, t.worker_id,
         t.created_at, t.scheduled_for, t.claimed_at, t.started_at, t.completed_at, t.completed_at,
         t.attempts, t.max_attempts, t.last_error, t.result, t.tags, t.generation, t.errors
