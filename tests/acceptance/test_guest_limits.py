@@ -23,7 +23,7 @@ from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Handle, IdempotencyConflict, Task
 from windlass.client.asking import Call
 from windlass.model.task import NewTask
-from windlass.store.postgres import enqueueing
+from windlass.store.postgres import enqueueing, guests
 
 
 @pytest.fixture
@@ -130,6 +130,89 @@ async def test_a_call_of_several_statements_is_all_or_nothing_there_too(
         assert await left(app) == 7
 
 
+CANCELLED_AT = ["BEGIN", "enqueue", "COMMIT"]
+GUESTS = (guests._AsyncPsycopg, guests._Asyncpg, guests._AsyncSqlalchemy)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ALONE if "async" in kind])
+@pytest.mark.parametrize("at", CANCELLED_AT)
+async def test_a_call_of_several_statements_that_is_cancelled_leaves_no_transaction_open(
+    app: App,
+    work: Task[[int], Any],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    at: str,
+) -> None:
+    """What the caller does next on the connection would be lost with it."""
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK_TASKS", 2)
+
+    def cancelling(fetch: Any) -> Any:
+        async def fetch_and_cancel(guest: Any, statement: str, *texts: Any) -> Any:
+            rows = await fetch(guest, statement, *texts)
+            if at in statement:
+                running = asyncio.current_task()
+                assert running is not None
+                running.cancel()
+                await asyncio.sleep(0)
+            return rows
+
+        return fetch_and_cancel
+
+    async with ALONE[kind](database_url) as caller:
+        with monkeypatch.context() as patched:
+            for each in GUESTS:
+                patched.setattr(each, "fetch", cancelling(each.fetch))
+            with pytest.raises(asyncio.CancelledError):
+                await enqueue_all(app, caller, [work.call(n) for n in range(5)])
+        running = asyncio.current_task()
+        assert running is not None
+        running.uncancel()
+
+        before = await left(app)
+        assert before == (5 if at == "COMMIT" else 0)
+        await enqueue_all(app, caller, [work.call(6)])
+        assert await left(app) == before + 1
+
+
+@pytest.mark.parametrize("kind", ALONE)
+@pytest.mark.parametrize("error", [OSError("gone"), asyncio.CancelledError()])
+async def test_a_connection_that_cannot_be_rolled_back_is_closed(
+    app: App,
+    work: Task[[int], Any],
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    error: BaseException,
+) -> None:
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK_TASKS", 2)
+    calls = [*(work.call(n) for n in range(5)), work.options(idempotency_key="k").call(9)]
+    await work.options(idempotency_key="k").enqueue(0)
+
+    def refusing(fetch: Any) -> Any:
+        async def fetch_or_refuse(guest: Any, statement: str, *texts: Any) -> Any:
+            if statement == "ROLLBACK":
+                raise error
+            return await fetch(guest, statement, *texts)
+
+        return fetch_or_refuse
+
+    async with ALONE[kind](database_url) as caller:
+        expected = IdempotencyConflict if isinstance(error, Exception) else type(error)
+        with monkeypatch.context() as patched:
+            for each in (guests._Psycopg, guests._Sqlalchemy, *GUESTS):
+                patched.setattr(each, "fetch", refusing(each.fetch))
+            with pytest.raises(expected):
+                await enqueue_all(app, caller, calls)
+        there = 1
+        # Either it is closed, or its library has opened another one.
+        with suppress(
+            psycopg.OperationalError, asyncpg.InterfaceError, sqlalchemy.exc.SQLAlchemyError
+        ):
+            there += len(await enqueue_all(app, caller, [work.call(6)]))
+        assert await left(app) == there
+
+
 @pytest.mark.parametrize("kind", CALLERS)
 async def test_a_call_of_several_statements_may_be_the_first_of_a_transaction(
     app: App, work: Task[[int], Any], database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -171,6 +254,9 @@ class SizedGuest:
         ids = [(item["id"],) for item in msgspec.json.decode(texts[0])]
         self.sizes.append((len(ids), len(texts[0].encode())))
         return ids
+
+    async def discard(self) -> None:
+        raise AssertionError("nothing was wrong")
 
 
 @pytest.mark.parametrize(

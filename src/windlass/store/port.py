@@ -50,6 +50,9 @@ class Guest(Protocol):
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
         """Run a statement with texts for its parameters and return its rows."""
 
+    async def discard(self) -> None:
+        """Close it: nobody knows what is under way on it."""
+
 
 class GuestStore(Protocol):
     """How callers bring their own connections."""

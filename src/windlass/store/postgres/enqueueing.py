@@ -250,13 +250,27 @@ def _json_bytes(task: NewTask) -> int:
 @asynccontextmanager
 async def _in_one_transaction(guest: Guest) -> AsyncIterator[None]:
     """Several statements on a connection on which each would be a transaction of its own."""
-    await guest.fetch("BEGIN")
     try:
+        await guest.fetch("BEGIN")
         yield
+        await guest.fetch("COMMIT")
     except BaseException:
-        await guest.fetch("ROLLBACK")
+        await _roll_back(guest)
         raise
-    await guest.fetch("COMMIT")
+
+
+async def _roll_back(guest: Guest) -> None:
+    """Take back what was done; where that cannot be, the connection is of no use any more.
+
+    Whoever used it on would write into a transaction that nobody commits.
+    """
+    try:
+        await guest.fetch("ROLLBACK")
+    except Exception:  # noqa: BLE001 - what was raised before goes on
+        await guest.discard()
+    except BaseException:
+        await guest.discard()
+        raise
 
 
 class _Item(msgspec.Struct, omit_defaults=True):

@@ -83,6 +83,9 @@ class _Psycopg:
             rows: list[Any] = cursor.fetchall() if _has_rows(statement) else []
             return rows
 
+    async def discard(self) -> None:
+        self._connection.close()
+
 
 class _AsyncPsycopg(_Psycopg):
     is_async = True
@@ -95,6 +98,9 @@ class _AsyncPsycopg(_Psycopg):
                 await cursor.execute(_written(statement, "%s"), texts)
                 fetched: list[Any] = await cursor.fetchall() if _has_rows(statement) else []
                 return fetched
+
+    async def discard(self) -> None:
+        await self._connection.close()
 
 
 class _Asyncpg:
@@ -111,6 +117,9 @@ class _Asyncpg:
         with told():
             fetched: list[Any] = await self._connection.fetch(statement, *texts)
             return fetched
+
+    async def discard(self) -> None:
+        self._connection.terminate()
 
 
 class _Sqlalchemy:
@@ -131,6 +140,9 @@ class _Sqlalchemy:
         with told():
             return _rows(self._connection.execute(*_named(statement, texts)))
 
+    async def discard(self) -> None:
+        self._connection.invalidate()
+
 
 class _AsyncSqlalchemy(_Sqlalchemy):
     is_async = True
@@ -144,6 +156,9 @@ class _AsyncSqlalchemy(_Sqlalchemy):
     async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
         with told():
             return _rows(await self._connection.execute(*_named(statement, texts)))
+
+    async def discard(self) -> None:
+        await self._connection.invalidate()
 
 
 def _is_autocommit(pooled: Any) -> bool:
@@ -194,6 +209,9 @@ class _Django:
             rows: list[Any] = cursor.fetchall() if cursor.description else []
             return rows
 
+    async def discard(self) -> None:
+        self._connection.close()
+
 
 _KINDS: dict[str, dict[str, Callable[[Any], Guest]]] = {
     "psycopg": {"Connection": _Psycopg, "AsyncConnection": _AsyncPsycopg},
@@ -229,8 +247,8 @@ def told() -> Iterator[None]:
             ) from error
         if state == "42501":
             raise ConfigurationError(
-                f"the role of this connection lacks a right: {said}; "
-                "let an administrator grant EXECUTE on it"
+                f"the role of this connection lacks a right: {said}; let an administrator grant "
+                f"{'USAGE' if 'schema' in said else 'EXECUTE'} on it"
             ) from error
         promised = ours(state, said, detail)
         if promised is None:
