@@ -339,3 +339,15 @@ def test_a_wrong_password_never_shows(windlass: Run, environment: dict[str, str]
 
     assert "hunter2" not in done.stderr
     assert "the database at 127.0.0.1:1 cannot be reached" in done.stderr
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+    assert done.stdout.startswith("windlass, version ")

@@ -422,10 +422,17 @@ async def test_a_connection_to_another_database_is_told_so(
 
 async def test_a_role_without_the_right_is_told_so(work: Task[[int], Any], sql_url: str) -> None:
     connection = await asyncpg.connect(sql_url)
-    await connection.execute("CREATE ROLE poor; GRANT USAGE ON SCHEMA windlass TO poor")
+    await connection.execute("CREATE ROLE poor")
     try:
         await connection.execute("SET ROLE poor")
-        with pytest.raises(ConfigurationError, match=r"lacks a right.*function enqueue_many"):
+        with pytest.raises(ConfigurationError, match=r"lacks a right.* grant USAGE on it"):
+            await work.options(connection=connection).enqueue(1)
+        await connection.execute(
+            "RESET ROLE; GRANT USAGE ON SCHEMA windlass TO poor; SET ROLE poor"
+        )
+        with pytest.raises(
+            ConfigurationError, match=r"function enqueue_many.* grant EXECUTE on it"
+        ):
             await work.options(connection=connection).enqueue(1)
     finally:
         await connection.execute("RESET ROLE; DROP OWNED BY poor; DROP ROLE poor")

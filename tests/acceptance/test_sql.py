@@ -286,6 +286,7 @@ def plain(number: int, **other: Any) -> dict[str, Any]:
         (plain(1, type="a\n"), False),
         (plain(1, queue="x" * 201), False),
         (plain(1, queue=None), False),
+        (plain(1, queue="a\n"), False),
         (plain(1, priority=101), False),
         (plain(1, priority=1.5), False),
         (plain(1, priority=30.0), False),  # equal to the others, and refused
@@ -327,6 +328,15 @@ async def test_tasks_that_differ_in_their_payload_alone_are_taken_as_each_one_is
         assert first == second
     else:
         assert len(first[1]) == len(second[1])
+
+
+async def test_small_payloads_have_a_limit_too(app: App, sql: asyncpg.Connection) -> None:
+    await sql.execute("UPDATE windlass.setting SET max_payload_bytes = 20")
+    fits, too_large = plain(1, payload={"a": "x" * 10}), plain(2, payload={"a": "x" * 20})
+
+    assert len(await add(sql, fits)) == 1
+    with pytest.raises(asyncpg.PostgresError, match="20"):
+        await add(sql, too_large)
 
 
 @pytest.mark.parametrize("given", ["null", "{}", "5"])

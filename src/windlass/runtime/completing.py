@@ -2,8 +2,9 @@
 
 import asyncio
 import inspect
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +47,7 @@ class Completing:
         self.refused: PayloadError | None = None
         self.is_failed = False
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._completion: Completion | None = None
         self._called: list[Coroutine[Any, Any, None]] = []  # to be awaited by the handler
         self._is_open = False
@@ -56,9 +58,17 @@ class Completing:
         """Whether the task may have been completed, for all that is known here."""
         return self._completion is not None and self._completion.is_asked
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Any]:
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
         """Open a transaction that completes the task when it is left."""
+        if threading.get_ident() != self._thread:
+            raise TypeError(
+                "ctx.transaction() is for coroutines, and this handler runs in a thread: use a "
+                "connection of your own and ctx.complete_sync(value, connection=...)"
+            )
+        return self._transaction()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Any]:
         completion = await self._begun()
         self._is_open = True
         try:

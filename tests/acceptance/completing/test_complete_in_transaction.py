@@ -9,7 +9,7 @@ import pytest
 
 from acceptance.completing.effects import check_nothing_left, done, effects
 from acceptance.quick import QUICK
-from windlass import App, Context, Retry, StoreUnavailable
+from windlass import App, Context, Retry, StoreUnavailable, TaskFailed
 
 
 async def test_what_is_done_commits_with_the_task(app: App, look: asyncpg.Connection) -> None:
@@ -320,6 +320,19 @@ async def test_beside_others_of_its_claim(app: App, look: asyncpg.Connection) ->
     assert [await handle.result(timeout=1) for handle in handles] == list(range(40))
     assert await effects(look) == 20
     await check_nothing_left(look)
+
+
+async def test_a_handler_in_a_thread_is_told_what_to_use(app: App) -> None:
+    @app.task(retry=1)
+    def charge(ctx: Context) -> None:
+        with ctx.transaction():  # type: ignore[attr-defined]  # wrong on purpose
+            pass
+
+    handle = await charge.enqueue()
+    await app.run_worker(until_idle=True)
+
+    with pytest.raises(TaskFailed, match=r"ctx\.complete_sync"):
+        await handle.result(timeout=5)
 
 
 async def test_in_memory_there_are_no_transactions() -> None:

@@ -53,6 +53,11 @@ CREATE OR REPLACE FUNCTION windlass.enqueue_tasks(
 ) RETURNS TABLE (ordinal integer, task_id uuid)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
