@@ -1,6 +1,7 @@
 """The fetcher claims what fits, in an order that misses nothing and runs suspects alone."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
@@ -281,3 +282,38 @@ async def test_more_free_slots_are_awaited_only_while_few_are_free(
     await asyncio.wait([running])
 
     assert has_claimed is not is_awaited
+
+
+class Sleeps(Stop):
+    """Notes how long it is slept; some sleeps end by a wake-up, the others by their time."""
+
+    def __init__(self, woken: list[bool], wake: Callable[[], None]) -> None:
+        super().__init__()
+        self._woken = woken
+        self._wake = wake
+        self.pauses: list[float] = []
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        assert seconds is not None
+        self.pauses.append(seconds)
+        if not self._woken:
+            self.set()
+        elif self._woken.pop(0):
+            self._wake()
+            await asyncio.Future()
+        return bool(self)
+
+
+async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda *_: 1.0)
+    bench = Bench(poll=0.5)
+    found = ClaimAnswer(claim(1))
+    bench.answers = [NOTHING, NOTHING, found, found, NOTHING, found]
+    bench.stop = sleeps = Sleeps([True, True, True, False], bench.fetcher.wake)
+
+    await bench.run()
+
+    shortest = fetcher.SHORTEST_POLL
+    assert sleeps.pauses == [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]

@@ -78,6 +78,7 @@ class Fetcher:
         self._went_idle = went_idle
         self._wakened = asyncio.Event()
         self._idle = False
+        self._is_woken = False
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
         self._turned_at = time.monotonic()  # when it last claimed
@@ -153,7 +154,9 @@ class Fetcher:
             return
         if not found:
             self._went_idle()
-        self._pause = SHORTEST_POLL if found else min(2 * self._pause, self._poll)
+        # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no polls.
+        is_missed = found and not self._is_woken
+        self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
         await self._sleep(answer, stop)
 
     async def _sleep(self, answer: ClaimAnswer, stop: Stop) -> None:
@@ -161,8 +164,7 @@ class Fetcher:
         if answer.due_in is not None:
             pause = min(pause, max(answer.due_in + (0 if self._is_leader() else LATE), 0.001))
         await first_of(self._wakened.wait(), stop.wait(pause))
-        if self._wakened.is_set():
-            self._pause = SHORTEST_POLL
+        self._is_woken = self._wakened.is_set()
 
     async def _claim(self, size: int, *, alone: bool = False) -> tuple[ClaimAnswer, float]:
         request = self._request
