@@ -711,30 +711,38 @@ CREATE FUNCTION windlass.enqueue_alike(task_ids uuid[], payloads text[], type te
 DECLARE
     born constant timestamptz := windlass.clock();
     number constant bigint := windlass.lane_number(queue, type, priority, 0::smallint);
+    is_listed boolean;
+    is_awaited boolean;
 BEGIN
-    -- Several arrays in a FROM would first be written to a table, and a CTE that both need as well.
-    INSERT INTO windlass.task (
-        id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
+    -- One statement: to begin one takes as long as to add a task. Several arrays in a FROM would first be
+    -- written to a table, and a CTE that both need as well.
+    WITH tasks AS (
+        INSERT INTO windlass.task (
+            id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
+        )
+        SELECT
+            u.id, type, queue, priority, max_attempts, retention, born, born,
+            CASE WHEN NOT windlass.is_large(u.payload) THEN u.payload::jsonb END
+        FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
+    ), waiting AS (
+        INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+        SELECT number, u.id, 1, born
+        FROM (SELECT unnest(task_ids) AS id) u
     )
     SELECT
-        u.id, type, queue, priority, max_attempts, retention, born, born,
-        CASE WHEN NOT windlass.is_large(u.payload) THEN u.payload::jsonb END
-    FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u;
+        EXISTS (SELECT FROM windlass.lane l WHERE l.lane = number),
+        EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle)
+    INTO is_listed, is_awaited;
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
         SELECT u.id, u.payload
         FROM (SELECT unnest(task_ids) AS id, unnest(payloads) AS payload) u
         WHERE windlass.is_large(u.payload);
     END IF;
-    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
-    SELECT number, u.id, 1, born
-    FROM (SELECT unnest(task_ids) AS id) u;
-
-    -- Functions in SQL are planned anew by each call: one that finds its lane and no idle worker makes none.
-    IF NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = number) THEN
+    IF NOT is_listed THEN
         PERFORM windlass.add_lanes(ARRAY[queue], ARRAY[type], ARRAY[priority], ARRAY[0::smallint]);
     END IF;
-    IF EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle) THEN
+    IF is_awaited THEN
         PERFORM pg_notify('windlass.wake', '');
     END IF;
 END
