@@ -570,3 +570,11 @@ def test_an_annotation_of_a_list_in_other_words_is_taken(kind: Any) -> None:
     function.__annotations__["value"] = kind
 
     assert through(function, [1]) == {"value": [1]}
+
+
+@pytest.mark.parametrize("pad", range(0, 60, 7))
+def test_a_number_too_long_to_be_read_is_found_wherever_it_stands(pad: int) -> None:
+    raw = msgspec.Raw(b'["' + b"x" * (1000 + pad) + b'",' + b"1" * 5000 + b"]")
+
+    with pytest.raises(PayloadError, match="more digits than can be read back"):
+        encode_json(raw, what="the value", max_bytes=10**6)
