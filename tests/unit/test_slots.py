@@ -25,7 +25,7 @@ TOKEN = UUID(int=1)
 
 
 class Bench:
-    """An app whose one task runs until it is let go, and a worker with one slot for it."""
+    """An app whose one task runs until it is let go, and a worker that has one slot for it if not more."""
 
     def __init__(self, **settings: Any) -> None:
         self.app = App("memory:", **settings)
@@ -36,8 +36,8 @@ class Bench:
         async def work(text: str) -> None:
             await self.let_go.wait()
 
-    async def worker(self) -> Worker:
-        worker = await self.app.new_worker(concurrency=1)
+    async def worker(self, concurrency: int = 1) -> Worker:
+        worker = await self.app.new_worker(concurrency=concurrency)
         worker._slots._rate = (
             1e6  # as if tasks were short, so that as many as possible are kept ready
         )
@@ -428,12 +428,13 @@ async def test_nothing_is_begun_under_a_lease_that_has_run_out(
     assert worker._leases.tokens() == []
 
 
+@pytest.mark.parametrize("concurrency", [1, 100])
 @pytest.mark.parametrize(("done", "is_time"), [(0, False), (49, False), (50, True)])
-async def test_while_tasks_wait_it_is_time_to_claim_when_half_of_all_would_fit(
-    make: Make, done: int, is_time: bool
+async def test_while_tasks_wait_it_is_time_to_claim_when_as_many_more_would_fit(
+    make: Make, concurrency: int, done: int, is_time: bool
 ) -> None:
-    worker = await make(buffer=99).worker()
-    await take(worker, claim(100))  # one runs
+    worker = await make(buffer=99).worker(concurrency)
+    await take(worker, claim(concurrency + 99))
     for _ in range(done):
         worker._slots._next_waiting()
 

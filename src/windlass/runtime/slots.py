@@ -104,10 +104,9 @@ class Slots:
         return len(self._running) + len(self._waiting) + self.unsettled
 
     def has_room(self) -> bool:
-        """Whether it is time to claim: while tasks wait for a slot, not before half of all would fit."""
+        """Whether it is time to claim: while tasks wait for a slot, not before as many more would fit."""
         wanted = self.wanted()
-        held = len(self._running) + len(self._waiting)
-        return wanted > 0 and (not self._waiting or wanted >= ENOUGH or 2 * wanted >= wanted + held)
+        return wanted > 0 and wanted >= min(ENOUGH, len(self._waiting))
 
     async def room(self) -> None:
         """Wait until it is time to claim."""
