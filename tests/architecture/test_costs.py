@@ -1,6 +1,7 @@
 """What a short task costs, counted and not timed: statements, and calls of Python."""
 
 import asyncio
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -57,6 +58,39 @@ async def test_a_task_takes_few_calls_of_python() -> None:
             await app.run_worker(concurrency=BATCH, until_idle=True)
 
     assert sum(calls.values()) / TASKS < 40, calls.most_common(50)
+
+
+async def test_a_task_that_waits_takes_few_calls_of_python() -> None:
+    async with App("memory:") as app:
+
+        @app.task
+        async def work(n: int) -> None:
+            await asyncio.sleep(0.001)
+
+        await app.enqueue_many([work.call(n) for n in range(TASKS)])
+        with counting_calls() as calls:
+            await app.run_worker(concurrency=BATCH, until_idle=True)
+
+    assert sum(calls.values()) / TASKS < 40, calls.most_common(50)
+
+
+async def test_a_task_that_waits_is_little_work_for_the_collector() -> None:
+    let_go, held = asyncio.Event(), []
+    async with App("memory:") as app:
+
+        @app.task
+        async def work(n: int) -> None:
+            if n == BATCH - 1:
+                held.append(len(gc.get_objects()))
+                let_go.set()
+            await let_go.wait()
+
+        await app.enqueue_many([work.call(n) for n in range(BATCH)])
+        gc.collect()
+        before = len(gc.get_objects())
+        await app.run_worker(concurrency=BATCH, until_idle=True)
+
+    assert (held[0] - before) / BATCH < 18
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class Bench:
         self._running: set[Job] = set()
         self._emptied = asyncio.Event()
         self.outcomes: list[AttemptOutcome | None] = []
+        self.looks = 0
         self.carriers = Carriers(cast("Executor", self), self)
 
     async def run(self, job: Job) -> AttemptOutcome | None:
@@ -46,6 +47,7 @@ class Bench:
         return DONE
 
     def peek(self) -> Job | None:
+        self.looks += 1
         free = self._waiting and len(self._running) < self._slots
         return self._waiting[0] if free else None
 
@@ -198,6 +200,35 @@ async def test_those_of_a_type_that_waits_begin_together() -> None:
     await bench.emptied()
 
     assert begun_at_once == 101
+
+
+async def test_those_that_end_together_have_others_begin_once() -> None:
+    let_go = asyncio.Event()
+
+    async def handler(_: int) -> None:
+        await let_go.wait()
+
+    bench = Bench(handler, slots=100)
+    bench.hand_over(100)
+    await asyncio.sleep(0)
+    bench.looks = 0
+    let_go.set()
+    await bench.emptied()
+    await asyncio.sleep(0)
+
+    assert bench.looks == 1
+
+
+@pytest.mark.parametrize("slots", [1, 100])
+async def test_a_type_that_waits_for_a_moment_only_is_known_to_wait(slots: int) -> None:
+    async def handler(_: int) -> None:
+        await asyncio.sleep(0)
+
+    bench = Bench(handler, slots)
+    bench.hand_over(100)
+    await bench.emptied()
+
+    assert not bench.carriers._quick
 
 
 async def test_a_type_that_waits_no_more_shares_a_task_again() -> None:

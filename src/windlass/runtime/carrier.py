@@ -11,7 +11,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, cast
 
 from windlass.model.attempt import AttemptOutcome, Failed
@@ -46,26 +46,58 @@ class Carriers:
         self._context = contextvars.copy_context()
         self._quick: set[str] = set()  # types whose last job ended without waiting
         self._is_carrying = False  # there is a carrier that comes to what waits
+        self._will_start = False  # when the event loop turns
+        self._turn = 0  # grows after the first step of a task, and before any other of it
 
     def start(self) -> None:
         """Begin whatever may begin: what is known to wait in a task of its own."""
+        self._will_start = False
+        has_begun = False
         while (job := self._jobs.peek()) is not None:
             is_quick = job.task.type in self._quick
             if is_quick and self._is_carrying:
-                return
+                break
             if not self._jobs.begin(time.monotonic()):
                 continue
             self._is_carrying |= is_quick
-            carry = self._carry(job, is_carrier=is_quick)
+            running = self._carry(job) if is_quick else self._run_alone(job)
             # Not by an argument, which a task factory of before Python 3.11 does not know.
-            job.runner = self._context.copy().run(self._loop.create_task, carry)
+            job.runner = self._context.copy().run(self._loop.create_task, running)
+            has_begun = True
+        if has_begun:
+            self._loop.call_soon(self._next_turn)
 
-    async def _carry(self, first: Job, *, is_carrier: bool) -> None:
-        """Run a job; a carrier goes on with others, unless one of them has waited."""
+    def _next_turn(self) -> None:
+        self._turn += 1
+
+    def _start_soon(self) -> None:
+        """Begin others when the task that asks for it has ended; once for all that end in this turn."""
+        if not self._will_start:
+            self._will_start = True
+            self._loop.call_soon(self.start)
+
+    async def _run_alone(self, job: Job) -> None:
+        """Run a job in a task of its own. There may be thousands, so they are to be small."""
+        turn = self._turn
+        try:
+            outcome = await self._executor.run(job)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the slot as well
+            outcome = _fault(error)
+        if turn == self._turn:
+            self._quick.add(job.task.type)
+        else:
+            self._quick.discard(job.task.type)
+        self._jobs.end(job, outcome, time.monotonic())
+        job.runner = None
+        self._start_soon()
+
+    async def _carry(self, first: Job) -> None:
+        """Run a job and go on with others, unless one of them has waited."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         is_untouched = _watch(task)
         context: contextvars.Context | None = None  # the first one's is that of the task
         job: Job | None = first
+        is_carrier = True
         until = time.monotonic() + SLICE
         while job is not None:
             running = self._executor.run(job)
@@ -74,30 +106,28 @@ class Carriers:
                     waits_for = running.send(None)
                 else:
                     waits_for = context.run(running.send, None)
+                self._quick.discard(job.task.type)
+                self._is_carrying = is_carrier = False
+                self.start()
+                outcome = await _rest_of(running, context, waits_for)
             except StopIteration as end:
                 outcome = end.value
                 self._quick.add(job.task.type)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not cost the slot as well
+            except Exception as error:  # noqa: BLE001 - as above
                 outcome = _fault(error)
-            else:
-                self._quick.discard(job.task.type)
-                if is_carrier:
-                    self._is_carrying = is_carrier = False
-                    self.start()
-                outcome = await _to_the_end(_rest_of(running, context, waits_for))
             now = time.monotonic()
             self._jobs.end(job, outcome, now)
             may_go_on = is_carrier and is_untouched()
             job.runner = None
             if may_go_on and now > until:
-                may_go_on = await _turn()
+                may_go_on = await _let_turn()
                 now = time.monotonic()
                 until = now + SLICE
             job = self._next_quick(task, now) if may_go_on else None
             context = self._context.copy()
         if is_carrier:
             self._is_carrying = False
-        self._loop.call_soon(self.start)  # others begin when this task has ended
+        self._start_soon()
 
     def _next_quick(self, task: asyncio.Task[Any], now: float) -> Job | None:
         while (job := self._jobs.peek()) is not None and job.task.type in self._quick:
@@ -107,7 +137,7 @@ class Carriers:
         return None
 
 
-async def _turn() -> bool:
+async def _let_turn() -> bool:
     """Let the event loop turn; false if somebody cancels every task there is, and so this one."""
     try:
         await asyncio.sleep(0)
@@ -119,13 +149,6 @@ async def _turn() -> bool:
 def _fault(error: Exception) -> AttemptOutcome:
     """What becomes of a job that we could not run."""
     return Failed(describe_exception(error))
-
-
-async def _to_the_end(rest: Awaitable[AttemptOutcome | None]) -> AttemptOutcome | None:
-    try:
-        return await rest
-    except Exception as error:  # noqa: BLE001 - of ours: a handler's are told by the executor
-        return _fault(error)
 
 
 def _watch(task: asyncio.Task[Any]) -> Callable[[], bool]:
