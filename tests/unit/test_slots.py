@@ -450,6 +450,27 @@ async def test_when_nothing_waits_it_is_time_to_claim_for_a_single_slot(make: Ma
     assert (at_first, when_full) == (True, False)
 
 
+async def test_what_has_ended_since_the_last_look_counts_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
+    bench = make(buffer=1000)
+    worker = await bench.worker(concurrency=100)
+    worker._slots._rate = 0.0  # nothing has ended so far
+    await take(worker, claim(100))
+    clock.now = worker._slots._measured_at + 0.1
+    bench.let_go.set()
+    await worker._slots.until_nothing_runs()
+    a_tenth_later = worker._slots.wanted()
+    clock.now = worker._slots._measured_at + 0.001  # too short to say anything
+    at_once = worker._slots.wanted()
+
+    assert a_tenth_later == pytest.approx(100 + 1000 * slots.BUFFER_AHEAD, abs=1)
+    assert at_once == pytest.approx(100 + 2000 * slots.BUFFER_AHEAD, abs=1)
+
+
 async def test_a_claim_is_small_until_it_is_known_how_large_tasks_are(make: Make) -> None:
     worker = await make().worker()
     at_first = worker._slots.at_once()

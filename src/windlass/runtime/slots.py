@@ -24,7 +24,7 @@ from windlass.telemetry import emit, tell
 
 MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing is claimed
 LOOK_EVERY = 0.2  # seconds
-FIRST_LOOK = 0.01  # seconds: a worker that starts does not know yet how much it will do
+SHORTEST_LOOK = 0.05  # seconds, over which a rate is taken
 GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
 FORGET = 0.95  # what is left of the average size of payloads after each one more
 FIRST_CLAIM = 100  # tasks, of which nobody knows yet how large they are
@@ -81,7 +81,7 @@ class Slots:
         """How many tasks would be taken: free slots and what the buffer may hold."""
         if self._draining or self.unsettled > MOST_UNSETTLED:
             return 0
-        ahead = min(self._buffer, int(self._rate * BUFFER_AHEAD)) - len(self._waiting)
+        ahead = min(self._buffer, int(self._rate_now() * BUFFER_AHEAD)) - len(self._waiting)
         if self._average_bytes:
             spare_bytes = self._buffer_bytes - self._waiting_bytes
             ahead = min(ahead, int(spare_bytes / self._average_bytes))
@@ -273,11 +273,9 @@ class Slots:
 
     async def watch(self, stop: Stop) -> None:
         """Measure the rate; give back what waits, and give up what overstays, for too long."""
-        pause = FIRST_LOOK
-        while not await stop.wait(pause):
+        while not await stop.wait(LOOK_EVERY):
             now = time.monotonic()
             self._measure(now)
-            pause = min(2 * pause, LOOK_EVERY)
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
             self._abandon_stuck(now)
@@ -287,6 +285,11 @@ class Slots:
         if seconds > 0:
             self._rate += (self._ended / seconds - self._rate) * 0.5
             self._ended, self._measured_at = 0, now
+
+    def _rate_now(self) -> float:
+        """Tasks a second: as measured, or more if work has begun since, of which nothing is measured yet."""
+        seconds = max(time.monotonic() - self._measured_at, SHORTEST_LOOK)
+        return max(self._rate, self._ended / seconds)
 
     def _abandon_stuck(self, now: float) -> None:
         overdue = [
