@@ -4,7 +4,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -18,6 +18,7 @@ from windlass.encoding import (
     decode_json,
     decode_other,
     encode_arguments,
+    encode_lines,
     encode_short,
     no_number,
 )
@@ -29,6 +30,7 @@ _CHOICE = re.compile(
     r"Invalid (?:enum )?value .*?(?P<place> - at `[^`]*`(?: in `[^`]*`)?)?", re.DOTALL
 )
 MOST_SHAPES = 100  # of calls that are remembered, of each function
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place and by name
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # equal as they are, if of one type
 
 
@@ -123,6 +125,31 @@ class ArgumentCodec:
             if sent != came or type(sent) is not type(came):
                 return None
         return encoded.decode()
+
+    def encode_alike(self, calls: Sequence[Arguments], max_bytes: int) -> list[str] | None:
+        """Encode calls that give the same arguments, all at once: far cheaper, if they are plain.
+
+        None: they are not, or one has to be looked at more closely.
+        """
+        shapes = {(len(args), *kwargs) for args, kwargs in calls}
+        if len(shapes) != 1:
+            return None
+        try:
+            bound = [kwargs for _, kwargs in calls]
+            if shapes != {(0, *self._bound(*calls[0]))}:  # they are not bound as they are
+                bound = [self._bound(args, kwargs) for args, kwargs in calls]
+            columns = {name: [one[name] for one in bound] for name in bound[0]}
+            if not all(_PLAIN.issuperset(map(type, sent)) for sent in columns.values()):
+                return None
+            lines = encode_lines(bound, max_bytes)
+            arrived = self._decoder.decode_lines(lines)
+        except Exception:  # noqa: BLE001 - it is told by whoever looks more closely
+            return None
+        for name, sent in columns.items():
+            came = [getattr(one, name) for one in arrived]
+            if sent != came or [*map(type, sent)] != [*map(type, came)]:
+                return None
+        return lines.decode().split("\n")[:-1] or None
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, in the order of the parameters."""

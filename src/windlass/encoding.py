@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
@@ -184,6 +184,13 @@ def encode_short(value: Any, max_bytes: int) -> bytes:
     if len(encoded) > _SHORT or len(encoded) > max_bytes or b"\\u0000" in encoded:
         return b""
     return encoded
+
+
+def encode_lines(values: Sequence[Any], max_bytes: int) -> bytes:
+    """Encode values, each in a line, or return nothing: one is too large, or may hold a NUL."""
+    lines = _ENCODER.encode_lines(values)
+    longest = max(map(len, lines.split(b"\n")))
+    return b"" if longest > max_bytes or b"\\u0000" in lines else lines
 
 
 def encode_arguments(arguments: dict[str, Any], *, what: str, max_bytes: int) -> str:
