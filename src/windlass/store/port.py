@@ -1,6 +1,6 @@
 """The store as its users see it: one small Protocol per reader. One method is one transaction."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol, overload
@@ -61,16 +61,60 @@ class GuestStore(Protocol):
         """Take in a connection of the caller, or raise `TypeError`."""
 
 
-class NewTasks(Sequence[NewTask]):
-    """Many tasks, none of them with a key, each made when it is first read.
+class TaskColumns(Sequence[NewTask]):
+    """Many tasks by their fields: an object for each would cost as much as its payload."""
+
+    def __init__(self, columns: Iterable[Iterable[Any]]) -> None:
+        self._columns = [list(column) for column in columns]
+
+    @classmethod
+    def of(cls, tasks: Sequence[NewTask]) -> "TaskColumns":
+        """Return tasks by their fields."""
+        if isinstance(tasks, TaskColumns):
+            return tasks
+        return TaskColumns(zip(*tasks, strict=True) if tasks else _NO_COLUMNS)
+
+    @property
+    def columns(self) -> list[list[Any]]:
+        """What all tasks have for each field, in the order of the fields."""
+        return self._columns
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    @overload
+    def __getitem__(self, place: int) -> NewTask: ...
+    @overload
+    def __getitem__(self, place: slice) -> "TaskColumns": ...
+
+    def __getitem__(self, place: int | slice) -> "NewTask | TaskColumns":
+        if isinstance(place, slice):
+            return TaskColumns(column[place] for column in self._columns)
+        return NewTask._make(column[place] for column in self._columns)
+
+    def __iter__(self) -> Iterator[NewTask]:
+        return map(NewTask._make, zip(*self.columns, strict=True))
+
+
+_NO_COLUMNS = [()] * len(NewTask._fields)
+
+
+class NewTasks(TaskColumns):
+    """Very many, none of them with a key, each made when it is first read.
 
     A store may write the first ones while the others are not made yet. Making one may raise.
     """
 
-    def __init__(self, number: int, make: Callable[[int, int], list[NewTask]]) -> None:
+    def __init__(self, number: int, make: Callable[[int, int], Sequence[NewTask]]) -> None:
+        super().__init__(_NO_COLUMNS)
         self._number = number
         self._make = make  # those from one place until before another
-        self._made: list[NewTask] = []
+
+    @property
+    def columns(self) -> list[list[Any]]:
+        """The same, with all of them made."""
+        self._make_until(self._number)
+        return self._columns
 
     def __len__(self) -> int:
         return self._number
@@ -78,17 +122,25 @@ class NewTasks(Sequence[NewTask]):
     @overload
     def __getitem__(self, place: int) -> NewTask: ...
     @overload
-    def __getitem__(self, place: slice) -> list[NewTask]: ...
+    def __getitem__(self, place: slice) -> TaskColumns: ...
 
-    def __getitem__(self, place: int | slice) -> NewTask | list[NewTask]:
-        wanted = range(self._number)[place]
-        last = wanted if isinstance(wanted, int) else max(wanted, default=-1)
-        if last >= len(self._made):
-            self._made += self._make(len(self._made), last + 1)
-        return self._made[place]
+    def __getitem__(self, place: int | slice) -> NewTask | TaskColumns:
+        # Counted from the beginning: the end is not made yet.
+        if isinstance(place, int):
+            place = range(self._number)[place]
+            self._make_until(place + 1)
+        else:
+            start, end, step = place.indices(self._number)
+            self._make_until(end if step == 1 else self._number)
+            place = slice(start, end) if step == 1 else place
+        return super().__getitem__(place)
 
-    def __iter__(self) -> Iterator[NewTask]:
-        return iter(self[:])
+    def _make_until(self, end: int) -> None:
+        made = len(self._columns[0])
+        if end > made:
+            added = TaskColumns.of(self._make(made, end))
+            for column, further in zip(self._columns, added.columns, strict=True):
+                column.extend(further)
 
 
 class EnqueueStore(GuestStore, Protocol):

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
+from functools import partial
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +15,7 @@ import msgspec
 
 from windlass.model.errors import IdempotencyConflict, StoreUnavailable
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.port import Guest, NewTasks
+from windlass.store.port import Guest, NewTasks, TaskColumns
 from windlass.store.postgres.connection import translated
 from windlass.store.postgres.guests import guest_of
 from windlass.store.postgres.parts import PostgresParts, used
@@ -123,19 +126,12 @@ class EnqueueVerbs(PostgresParts):
         """Take all keys of a large call in one order, or two such calls could deadlock."""
         if isinstance(tasks, NewTasks):
             return
-        keyed = sorted(
-            (task for task in tasks if task.idempotency_key is not None),
-            key=lambda task: (task.type, task.idempotency_key),
-        )
+        ids, types, payloads, *_, keys, _, _ = TaskColumns.of(tasks).columns
+        rows = zip(ids, types, payloads, keys, strict=True)
+        keyed = sorted((row for row in rows if row[3] is not None), key=itemgetter(1, 3))
         for start in range(0, len(keyed), ENQUEUE_CHUNK):
-            chunk = keyed[start : start + ENQUEUE_CHUNK]
-            await connection.execute(
-                self._sql.statement("reserve_keys"),
-                [task.id for task in chunk],
-                [task.type for task in chunk],
-                [task.payload for task in chunk],
-                [task.idempotency_key for task in chunk],
-            )
+            columns = zip(*keyed[start : start + ENQUEUE_CHUNK], strict=True)
+            await connection.execute(self._sql.statement("reserve_keys"), *columns)
 
     async def type_defaults(self, name: str) -> TypeDefaults | None:
         rows = await self._run.fetch("read_type", name)
@@ -163,8 +159,7 @@ def _statement(
     tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
 ) -> tuple[str, tuple[Any, ...]]:
     """The statement that adds these tasks, with its arguments."""
-    nothing = [()] * len(NewTask._fields)
-    ids, types, payloads, *others = zip(*tasks, strict=True) if tasks else nothing
+    ids, types, payloads, *others = TaskColumns.of(tasks).columns
     queues, priorities, max_attempts, delays, times, keys, tags, retentions = others
     if tasks and fence is None and not repeated and _are_alike(types, *others):
         first = tasks[0]
@@ -180,8 +175,8 @@ def _statement(
         payloads,
         max_attempts,
         used([delay or None for delay in delays]),
-        used(list(times)),
-        used(list(keys)),
+        used(times),
+        used(keys),
         used([_json_list(few) if few else None for few in tags]),
         used([_seconds(retention) for retention in retentions]),
         token,
@@ -192,7 +187,7 @@ def _statement(
     )
 
 
-def _are_alike(*columns: tuple[Any, ...]) -> bool:
+def _are_alike(*columns: list[Any]) -> bool:
     return all(column.count(column[0]) == len(column) for column in columns)
 
 
@@ -209,8 +204,12 @@ def _answer(task: NewTask, found: Any) -> Enqueued:
     return Enqueued(task_id, created=task_id == task.id)
 
 
+_enqueued = partial(tuple.__new__, Enqueued)  # without a call of Python's for each of many
+
+
 def _answers(tasks: Sequence[NewTask], known: dict[int, UUID]) -> list[Enqueued]:
-    answers = [Enqueued(task.id, created=True) for task in tasks]
+    ids, *_ = TaskColumns.of(tasks).columns
+    answers = list(map(_enqueued, zip(ids, repeat(True))))
     for place, task_id in known.items():
         # A repeated call finds the task that it created itself.
         answers[place] = Enqueued(task_id, created=answers[place].id == task_id)
