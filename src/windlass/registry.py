@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -92,13 +92,12 @@ class TaskDefinition:
     timeout: float | None
     keep_result: bool
     retention: timedelta | None
+    defaults: TypeDefaults = field(init=False)  # what the store should know of it
 
-    @property
-    def defaults(self) -> TypeDefaults:
-        """What the store should know of it."""
-        return TypeDefaults(
-            self.name, self.queue, self.priority, self.retry.max_attempts, self.retention
-        )
+    def __post_init__(self) -> None:
+        attempts = self.retry.max_attempts
+        defaults = TypeDefaults(self.name, self.queue, self.priority, attempts, self.retention)
+        object.__setattr__(self, "defaults", defaults)  # it is frozen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ TASKS = 2000
 BATCH = 500
 WITHIN = 60.0  # seconds
 RUNTIME = str(Path(runtime.__file__).parent)
+WINDLASS = str(Path(runtime.__file__).parent.parent)
 
 
 async def drain(app: App) -> None:
@@ -54,7 +55,7 @@ async def test_a_task_takes_few_calls_of_python() -> None:
         async def work(n: int) -> None: ...
 
         await app.enqueue_many([work.call(n) for n in range(TASKS)])
-        with counting_calls() as calls:
+        with counting_calls(RUNTIME) as calls:
             await app.run_worker(concurrency=BATCH, until_idle=True)
 
     assert sum(calls.values()) / TASKS < 40, calls.most_common(50)
@@ -93,13 +94,35 @@ async def test_a_task_that_waits_is_little_work_for_the_collector() -> None:
     assert (held[0] - before) / BATCH < 18
 
 
+async def test_a_task_of_many_is_enqueued_with_few_calls_of_python(database_url: str) -> None:
+    async with App(database_url) as app:
+
+        @app.task
+        async def work(n: int) -> None: ...
+
+        with counting_calls(WINDLASS) as calls:
+            await app.enqueue_many([work.call(n=n) for n in range(TASKS)])
+
+    assert sum(calls.values()) / TASKS < 18, calls.most_common(50)
+
+
+def test_the_collector_does_not_look_at_calls() -> None:
+    app = App("memory:")
+
+    @app.task
+    async def work(n: int) -> None: ...
+
+    assert not gc.is_tracked(work.call(n=1))
+    assert not gc.is_tracked(work.options(priority=3).call(n=1).options)
+
+
 @contextmanager
-def counting_calls() -> Iterator[Counter[str]]:
-    """Count the calls that the stages of a worker are and make: of their functions, and of what is built in."""
+def counting_calls(folder: str) -> Iterator[Counter[str]]:
+    """Count the calls that code of a folder is and makes: of its functions, and of what is built in."""
     counts: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, _: Any) -> None:
-        if event in {"call", "c_call"} and RUNTIME in frame.f_code.co_filename:
+        if event in {"call", "c_call"} and folder in frame.f_code.co_filename:
             counts[f"{event} {frame.f_code.co_qualname}"] += 1
 
     before = sys.getprofile()

@@ -527,5 +527,5 @@ async def test_a_wrong_timeout_is_named(app: App, limit: Any) -> None:
 
 
 def test_type_checkers_know_the_options_that_there_are() -> None:
-    assert set(Options.__annotations__) == set(EnqueueOptions.__dataclass_fields__)
+    assert set(Options.__annotations__) == set(EnqueueOptions.__struct_fields__)
     assert set(TaskSettings.__annotations__) == {*TaskOptions.__dataclass_fields__, "limit"}

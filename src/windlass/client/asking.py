@@ -4,12 +4,13 @@ import os
 import re
 import struct
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, NamedTuple, TypedDict
+from itertools import repeat
+from typing import Any, TypedDict
 from uuid import UUID
+
+import msgspec
 
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
@@ -21,14 +22,16 @@ from windlass.registry import (
     checked_priority,
     checked_seconds,
 )
+from windlass.store.port import TaskColumns
 
 NOT_BUILT = ("expires", "ordering_key", "on_dead")
+ENCODED_AT_ONCE = 100  # calls: meanwhile there are copies of their payloads, which may be large
 LONGEST_REASON = 2000  # characters
-_NO_ID = UUID(int=0)
-_IS_SAFE = _NO_ID.is_safe  # nobody knows
-_AFTER_PAYLOAD = NewTask._fields.index("payload") + 1
 _DRAWN = struct.Struct(">HQ")  # bytes of chance for an id
 _TAIL = 0xFFF << 64 | (1 << 62) - 1  # where it goes: around the version and the variant
+# `UUID(int=…)` takes most of its time for checks.
+_set_int, _set_safe = UUID.__dict__["int"].__set__, UUID.__dict__["is_safe"].__set__
+_IS_SAFE = UUID(int=0).is_safe  # nobody knows
 _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL holds in no text
 
 
@@ -44,15 +47,11 @@ def new_task_ids(number: int) -> list[UUID]:
     drawn = os.urandom(_DRAWN.size * number)
     tails = [(high << 64 | low) & _TAIL for high, low in _DRAWN.iter_unpack(drawn)]
     tails.sort()
-    return [_uuid(head | tail) for tail in tails]
-
-
-def _uuid(value: int) -> UUID:
-    """What `UUID(int=value)` makes, without the checks that take most of its time."""
-    made = object.__new__(UUID)
-    object.__setattr__(made, "int", value)
-    object.__setattr__(made, "is_safe", _IS_SAFE)
-    return made
+    ids = [object.__new__(UUID) for _ in tails]
+    for made, tail in zip(ids, tails, strict=True):
+        _set_int(made, head | tail)
+        _set_safe(made, _IS_SAFE)
+    return ids
 
 
 class Options(TypedDict, total=False):
@@ -72,8 +71,7 @@ class Options(TypedDict, total=False):
     connection: Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnqueueOptions:
+class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The same, checked; None leaves the default of the type."""
 
     queue: str | None = None
@@ -106,22 +104,16 @@ class EnqueueOptions:
                 f"max_attempts {shown(attempts)}: use an integer from 1 to 30000"
             )
         key = self.idempotency_key
-        described = NewTask(
-            id=_NO_ID,
-            type=defaults.name,
-            payload="",
-            queue=defaults.queue if self.queue is None else checked_name("queue", self.queue),
-            priority=defaults.priority
-            if self.priority is None
-            else checked_priority(self.priority),
-            max_attempts=defaults.max_attempts if attempts is None else attempts,
-            delay=0.0 if self.delay is None else checked_seconds("delay", self.delay),
-            at=None if self.at is None else checked_time("at", self.at),
-            idempotency_key=None if key is None else checked_name("idempotency_key", key),
-            tags=() if self.tags is None else checked_names("tags", "tag", self.tags),
-            retention=defaults.retention,
+        return (
+            defaults.queue if self.queue is None else checked_name("queue", self.queue),
+            defaults.priority if self.priority is None else checked_priority(self.priority),
+            defaults.max_attempts if attempts is None else attempts,
+            0.0 if self.delay is None else checked_seconds("delay", self.delay),
+            None if self.at is None else checked_time("at", self.at),
+            None if key is None else checked_name("idempotency_key", key),
+            () if self.tags is None else checked_names("tags", "tag", self.tags),
+            defaults.retention,
         )
-        return described[_AFTER_PAYLOAD:]
 
 
 NO_OPTIONS = EnqueueOptions()
@@ -132,14 +124,16 @@ def enqueue_options(options: Options) -> EnqueueOptions:
     try:
         return EnqueueOptions(**options)
     except TypeError:
-        known = EnqueueOptions.__dataclass_fields__
+        known = EnqueueOptions.__struct_fields__
         unknown = ", ".join(f"'{name}'" for name in options if name not in known)
         raise ConfigurationError(
             f"option {unknown} is not known; options are: {', '.join(known)}"
         ) from None
 
 
-class Call(NamedTuple):
+# The collector would look at very many of them, again and again: 1 µs for each. What JSON can carry does
+# not lead back to a call.
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One call of a task, ready to be enqueued."""
 
     definition: TaskDefinition
@@ -153,32 +147,44 @@ class Call(NamedTuple):
             raise ConfigurationError(
                 "option 'connection' differs between the calls of one enqueue; give all the same"
             )
-        return self._replace(options=replace(self.options, connection=connection))
+        options = msgspec.structs.replace(self.options, connection=connection)
+        return Call(self.definition, self.args, self.kwargs, options)
+
+    def encode(self, max_payload_bytes: int) -> str:
+        """Return the payload, or raise `PayloadError`."""
+        return self.definition.codec.encode(self.args, self.kwargs, max_bytes=max_payload_bytes)
 
 
-_new_task = partial(tuple.__new__, NewTask)  # without a call of Python's for each of many
-
-
-def new_tasks(
-    calls: Sequence[Call], *, max_payload_bytes: int, first: int | None = None
-) -> list[NewTask]:
+def new_tasks(calls: Sequence[Call], *, max_payload_bytes: int, first: int) -> TaskColumns:
     """Check and encode calls; `first`: the index of the first one, by which a bad one is named."""
-    tasks: list[NewTask] = []
+    payloads: list[str] = []
+    kinds: list[tuple[Any, ...]] = []
     known: dict[tuple[int, int], tuple[Any, ...]] = {}  # what many calls have alike
+    definition = options = None
     try:
-        for task_id, call in zip(new_task_ids(len(calls)), calls, strict=True):
-            definition, options = call.definition, call.options
-            payload = definition.codec.encode(call.args, call.kwargs, max_bytes=max_payload_bytes)
-            kind = (id(definition), id(options))
-            checked = known.get(kind)
-            if checked is None:
-                known[kind] = checked = options.checked(definition.defaults)
-            tasks.append(_new_task((task_id, definition.name, payload, *checked)))
+        for call, encoded in zip(calls, _encoded(calls, max_payload_bytes), strict=True):
+            payload = encoded or call.encode(max_payload_bytes)
+            if call.options is not options or call.definition is not definition:
+                definition, options = call.definition, call.options
+                kind = (id(definition), id(options))
+                known[kind] = checked = known.get(kind) or options.checked(definition.defaults)
+            payloads.append(payload)
+            kinds.append(checked)
     except (ConfigurationError, PayloadError) as error:
-        if first is None:
-            raise
-        raise type(error)(f"item {first + len(tasks)}: {error}") from error
-    return tasks
+        raise type(error)(f"item {first + len(kinds)}: {error}") from error
+    types = [call.definition.name for call in calls]
+    return TaskColumns([new_task_ids(len(calls)), types, payloads, *zip(*kinds, strict=True)])
+
+
+def _encoded(calls: Sequence[Call], max_bytes: int) -> Iterator[str | None]:
+    """The payloads of calls that are alike; None for each that is to be encoded by itself."""
+    for start in range(0, len(calls), ENCODED_AT_ONCE):
+        some = calls[start : start + ENCODED_AT_ONCE]
+        codec = some[0].definition.codec
+        texts: Sequence[str] | None = None
+        if all(call.definition.codec is codec for call in some):
+            texts = codec.encode_alike([(call.args, call.kwargs) for call in some], max_bytes)
+        yield from texts or repeat(None, len(some))
 
 
 def checked_time(what: str, value: Any) -> datetime:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import (
     Any,
@@ -15,6 +14,8 @@ from typing import (
     Unpack,
     overload,
 )
+
+import msgspec
 
 from windlass.client.asking import (
     NO_OPTIONS,
@@ -110,7 +111,7 @@ class TaskWithOptions(Generic[P, R]):
     def options(self, **options: Unpack[Options]) -> "TaskWithOptions[P, R]":
         """Set further options."""
         enqueue_options(options)
-        return TaskWithOptions(self._task, replace(self._options, **options))
+        return TaskWithOptions(self._task, msgspec.structs.replace(self._options, **options))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Describe a call, for `enqueue_many`."""

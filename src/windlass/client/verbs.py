@@ -41,8 +41,8 @@ from windlass.model.task import (
 )
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
-from windlass.store.port import EnqueueStore, Guest, NewTasks, OperateStore, ReadStore
-from windlass.telemetry import tell
+from windlass.store.port import EnqueueStore, Guest, NewTasks, OperateStore, ReadStore, TaskColumns
+from windlass.telemetry import is_watched, tell
 
 T = TypeVar("T")
 
@@ -105,13 +105,17 @@ class Client:
 
     def _new_tasks(self, calls: Sequence[Call], guest: Guest | None) -> Sequence[NewTask]:
         """Check and encode calls: of very many the first ones, and the others as they are written."""
+        limit = self._max_payload_bytes
 
-        def made(first: int, last: int) -> list[NewTask]:
-            index = first if len(calls) > 1 else None
-            few = calls[first:last]
-            return new_tasks(few, max_payload_bytes=self._max_payload_bytes, first=index)
+        def made(first: int, last: int) -> TaskColumns:
+            return new_tasks(calls[first:last], max_payload_bytes=limit, first=first)
 
-        if len(calls) <= MADE_AT_ONCE or guest is not None:
+        if len(calls) == 1:
+            payload = calls[0].encode(limit)
+            return [calls[0].options.new_task(calls[0].definition.defaults, payload)]
+        if guest is not None:
+            return list(made(0, len(calls)))  # each is read several times
+        if len(calls) <= MADE_AT_ONCE:
             return made(0, len(calls))
         if any(call.options.idempotency_key is not None for call in calls):
             return made(0, len(calls))  # a key is taken before anything is written
@@ -153,7 +157,7 @@ class Client:
     ) -> list[Enqueued]:
         if guest is not None:
             answers = await self._store.enqueue_within(guest, tasks, fence=fence)
-            tell("enqueued", Added(tasks, answers))
+            _tell_added(tasks, answers)
             return answers
         # With others goes only what waits for nobody, and fails for itself alone.
         if fence is None and len(tasks) == 1 and tasks[0].idempotency_key is None:
@@ -179,7 +183,7 @@ class Client:
                     raise
                 await asyncio.sleep(backoff(failures, longest=REPEAT_WITHIN))
             else:
-                tell("enqueued", Added(tasks, answers))
+                _tell_added(tasks, answers)
                 return answers
 
     def _fence(self) -> Fence | None:
@@ -232,6 +236,11 @@ class Client:
         """Stop waiting for results, and let the enqueues that are under way be answered."""
         await self._waiter.close()
         await self._gatherer.close()
+
+
+def _tell_added(tasks: Sequence[NewTask], answers: Sequence[Enqueued]) -> None:
+    if is_watched():
+        tell("enqueued", Added(list(tasks), answers))  # whoever watches reads them several times
 
 
 class Changes(TypedDict, total=False):
