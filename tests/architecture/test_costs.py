@@ -69,7 +69,7 @@ async def test_a_task_that_waits_takes_few_calls_of_python() -> None:
             await asyncio.sleep(0.001)
 
         await app.enqueue_many([work.call(n) for n in range(TASKS)])
-        with counting_calls() as calls:
+        with counting_calls(RUNTIME) as calls:
             await app.run_worker(concurrency=BATCH, until_idle=True)
 
     assert sum(calls.values()) / TASKS < 40, calls.most_common(50)

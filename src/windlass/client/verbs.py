@@ -42,7 +42,7 @@ from windlass.model.task import (
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
 from windlass.store.port import EnqueueStore, Guest, NewTasks, OperateStore, ReadStore, TaskColumns
-from windlass.telemetry import is_watched, tell
+from windlass.telemetry import tell
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ class Client:
     ) -> list[Enqueued]:
         if guest is not None:
             answers = await self._store.enqueue_within(guest, tasks, fence=fence)
-            _tell_added(tasks, answers)
+            tell("enqueued", Added(tasks, answers))
             return answers
         # With others goes only what waits for nobody, and fails for itself alone.
         if fence is None and len(tasks) == 1 and tasks[0].idempotency_key is None:
@@ -183,7 +183,7 @@ class Client:
                     raise
                 await asyncio.sleep(backoff(failures, longest=REPEAT_WITHIN))
             else:
-                _tell_added(tasks, answers)
+                tell("enqueued", Added(tasks, answers))
                 return answers
 
     def _fence(self) -> Fence | None:
@@ -236,11 +236,6 @@ class Client:
         """Stop waiting for results, and let the enqueues that are under way be answered."""
         await self._waiter.close()
         await self._gatherer.close()
-
-
-def _tell_added(tasks: Sequence[NewTask], answers: Sequence[Enqueued]) -> None:
-    if is_watched():
-        tell("enqueued", Added(list(tasks), answers))  # whoever watches reads them several times
 
 
 class Changes(TypedDict, total=False):

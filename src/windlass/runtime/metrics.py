@@ -27,10 +27,12 @@ from windlass.model.task import (
     Answer,
     ClaimedTask,
     Enqueued,
+    NewTask,
     Outcome,
     QueueRecord,
 )
 from windlass.runtime.monitor import Page
+from windlass.store.port import TaskColumns
 from windlass.telemetry import counted
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -44,6 +46,7 @@ Labels = tuple[str, str]  # type, queue
 
 # By its place: of every task, that is much cheaper than by its name. See `bench/seam.py`.
 _is_new = itemgetter(Enqueued._fields.index("created"))
+_TYPE, _QUEUE = NewTask._fields.index("type"), NewTask._fields.index("queue")
 
 
 class Distribution:
@@ -137,7 +140,8 @@ class Metrics(Collector):
     # Nearly every batch is of one type and queue and went well: it is not taken apart.
 
     def _count_enqueued(self, added: Any) -> None:
-        kind = _only([task.type for task in added.tasks], [task.queue for task in added.tasks])
+        columns = TaskColumns.of(added.tasks).columns
+        kind = _only(columns[_TYPE], columns[_QUEUE])
         if kind and all(map(_is_new, added.answers)):
             self._enqueued[self._labels(*kind)] += len(added.tasks)
             return
