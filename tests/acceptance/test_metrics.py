@@ -143,6 +143,28 @@ def test_depths_are_shown_by_the_leader_and_queues_without_end_together(
     assert depths() == {}
 
 
+def test_batches_are_counted_up_to_each_bound() -> None:
+    sizes = metrics_module.Sizes()
+    for size in (1, 3, 3, 10, 500, 700):
+        sizes.add(size)
+
+    buckets, total = sizes.read()
+
+    assert dict(buckets) == {
+        "1.0": 1,
+        "2.0": 1,
+        "5.0": 3,
+        "10.0": 4,
+        "20.0": 4,
+        "50.0": 4,
+        "100.0": 4,
+        "200.0": 4,
+        "500.0": 5,
+        "+Inf": 6,
+    }
+    assert total == 1217
+
+
 def settled(batch: list[Done], answers: list[Answer]) -> Settled:
     claims = Counter([done.job.claim for done in batch])
     return Settled(batch, claims, [done.settlement.outcome for done in batch], answers)

@@ -96,6 +96,29 @@ class Distribution:
         return list(zip(names, accumulate(counts), strict=True)), total
 
 
+class Sizes:
+    """How many batches there were of each size. There are few sizes: each is counted for itself."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, size: int) -> None:
+        """Count a batch."""
+        self._counts[size] += 1
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Return how many batches are at most as large as each bound, and the sum of all sizes."""
+        counts = list(self._counts.items())  # a copy: the worker's thread goes on counting
+        bounds = (*map(float, TASKS), float("inf"))
+        below = [sum(count for size, count in counts if size <= bound) for bound in bounds]
+        names = (*map(repr, bounds[:-1]), "+Inf")
+        return list(zip(names, below, strict=True)), float(
+            sum(size * count for size, count in counts)
+        )
+
+
 class Metrics(Collector):
     """What one process did. A watcher of the telemetry, and a collector of Prometheus."""
 
@@ -108,8 +131,8 @@ class Metrics(Collector):
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._waits: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
         self._durations: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
-        self._claims = Distribution(TASKS)
-        self._settlements = Distribution(TASKS)
+        self._claims = Sizes()
+        self._settlements = Sizes()
         self._told: dict[str, Callable[[Any], None]] = {
             "enqueued": self._count_enqueued,
             "claimed": self._count_claimed,
@@ -151,7 +174,7 @@ class Metrics(Collector):
 
     def _count_claimed(self, claim: Any) -> None:
         tasks = claim.tasks
-        self._claims.add((len(tasks),))
+        self._claims.add(len(tasks))
         if claim.kind:
             labels = self._labels(*claim.kind)
             self._claimed[labels] += len(tasks)
@@ -164,7 +187,7 @@ class Metrics(Collector):
 
     def _count_settled(self, settled: Any) -> None:
         batch, answers = settled.batch, settled.answers
-        self._settlements.add((len(batch),))
+        self._settlements.add(len(batch))
         kinds = {claim.kind for claim in settled.claims}
         kind = kinds.pop() if len(kinds) == 1 else None
         completed = settled.outcomes.count(Outcome.COMPLETED)
@@ -256,7 +279,7 @@ def _histogram(
     name: str,
     meaning: str,
     labels: Sequence[str],
-    found: Iterable[tuple[Sequence[str], Distribution]],
+    found: Iterable[tuple[Sequence[str], Distribution | Sizes]],
 ) -> HistogramMetricFamily:
     family = HistogramMetricFamily(f"windlass_{name}", meaning, labels=labels)
     for values, distribution in found:
