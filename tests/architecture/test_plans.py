@@ -31,6 +31,7 @@ ERROR = '{"type": "ValueError", "message": "no such image"}'
 TURNS = 8  # more than the five after which PostgreSQL may settle for a generic plan
 
 _numbers = count(1)
+_fillings = count(1)  # of their own: an id has room for 65,535
 
 # Ids are made from a number, in order, as a client's are.
 FILL = """
@@ -141,7 +142,7 @@ class Subject:
 
     async def fill(self, number: int, of: str = "resize", kinds: int = 1) -> None:
         """Put tasks straight into their places; `kinds` types share them out."""
-        first = next(_numbers) << 32
+        first = next(_fillings) << 32
         await self.connection.execute(FILL, first, number, of, kinds)
         await self.connection.execute("TRUNCATE windlass.lane")
         await self.connection.execute(LANES)

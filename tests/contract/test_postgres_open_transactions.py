@@ -105,7 +105,10 @@ async def claim_some(store: PostgresStore, number: int) -> Claim:
 
 
 # What is done on a connection of the user's own waits as the user's own statements do.
-OF_GUESTS = ("guest", "fetch", "commits_by_itself", "is_async", "enqueue_within", "complete_within")
+OF_GUESTS = (
+    *("guest", "fetch", "commits_by_itself", "is_async", "discard"),
+    *("enqueue_within", "complete_within"),
+)
 
 # In the order in which they are called.
 CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
