@@ -29,6 +29,9 @@ from windlass.model.limits import shown
 _CHOICE = re.compile(
     r"Invalid (?:enum )?value .*?(?P<place> - at `[^`]*`(?: in `[^`]*`)?)?", re.DOTALL
 )
+ALIKE_TEXT = (
+    200_000  # characters in calls that are encoded together: there are several copies at once
+)
 MOST_SHAPES = 100  # of calls that are remembered, of each function
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place and by name
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # equal as they are, if of one type
@@ -140,6 +143,9 @@ class ArgumentCodec:
                 bound = [self._bound(args, kwargs) for args, kwargs in calls]
             columns = {name: [one[name] for one in bound] for name in bound[0]}
             if not all(_PLAIN.issuperset(map(type, sent)) for sent in columns.values()):
+                return None
+            texts = [one for sent in columns.values() for one in sent if type(one) is str]
+            if sum(map(len, texts)) > ALIKE_TEXT:
                 return None
             lines = encode_lines(bound, max_bytes)
             arrived = self._decoder.decode_lines(lines)

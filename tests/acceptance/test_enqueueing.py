@@ -273,3 +273,31 @@ async def test_a_handler_enqueues_on_another_app_without_its_fence(app: App) -> 
     await app.run_worker(until_idle=True)
 
     assert await handle.result(5)
+
+
+@pytest.mark.parametrize("number", [10, 300])
+async def test_each_of_many_calls_is_of_its_own_type_and_options(number: int) -> None:
+    app = App("memory:")
+
+    @app.task(queue="mail", priority="high", retry=7)
+    async def send(value: str) -> None: ...
+
+    @app.task(queue="images", priority="low", retry=2)
+    async def resize(value: int) -> None: ...
+
+    loud = resize.options(priority="critical")
+    calls = [
+        call
+        for n in range(number)
+        for call in (send.call(str(n)), resize.call(n), loud.call(n), send.call(str(n)))
+    ]
+    async with app:
+        records = [await handle.get() for handle in await app.enqueue_many(calls)]
+        with pytest.raises(PayloadError, match=f"item {len(calls) + 1}: "):
+            await app.enqueue_many([*calls, send.call("x"), resize.call("x")])  # type: ignore[arg-type]
+
+    asked = [(one.type, one.queue, one.priority, one.max_attempts) for one in records]
+    kinds = [("send", "mail", 20, 7), ("resize", "images", 0, 2), ("resize", "images", 30, 2)]
+    assert asked == [*kinds, kinds[0]] * number
+    values = [one.payload["value"] for one in records]
+    assert values == [value for n in range(number) for value in (str(n), n, n, str(n))]

@@ -213,6 +213,24 @@ async def test_a_connection_that_cannot_be_rolled_back_is_closed(
         assert await left(app) == there
 
 
+async def test_a_connection_that_is_busy_is_left_to_what_it_does(
+    app: App, work: Task[[int], Any], sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enqueueing, "GUEST_CHUNK_TASKS", 2)
+    connection, other = await asyncpg.connect(sql_url), await asyncpg.connect(sql_url)
+    await other.execute("SELECT pg_advisory_lock(77)")
+    busy = asyncio.create_task(connection.fetchval("SELECT 'done' FROM pg_advisory_lock(77)"))
+    await asyncio.sleep(0)
+
+    with pytest.raises(asyncpg.InterfaceError, match="another operation is in progress"):
+        await app.enqueue_many([work.call(n) for n in range(5)], connection=connection)
+    await other.execute("SELECT pg_advisory_unlock(77)")
+
+    assert await busy == "done"
+    await connection.close()
+    await other.close()
+
+
 @pytest.mark.parametrize("kind", CALLERS)
 async def test_a_call_of_several_statements_may_be_the_first_of_a_transaction(
     app: App, work: Task[[int], Any], database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str

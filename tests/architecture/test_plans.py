@@ -612,3 +612,15 @@ async def test_tables_analysed_while_they_were_empty_are_not_read_whole(subject:
 
     assert subject.rows("task") <= 4 * 500
     assert subject.rows("running") <= 4 * 500
+
+
+async def test_functions_with_pinned_plans_are_never_compiled(subject: Subject) -> None:
+    """Before PostgreSQL 18, a plan that must do what is switched off seems dear enough for it."""
+    pinned = await subject.connection.fetch(
+        "SELECT proname, proconfig FROM pg_proc "
+        "WHERE pronamespace = 'windlass'::regnamespace AND 'enable_seqscan=off' = ANY (proconfig)"
+    )
+
+    assert {"claim_batches", "enqueue_tasks", "settle_batch"} <= {row["proname"] for row in pinned}
+    for row in pinned:
+        assert "jit=off" in row["proconfig"], row["proname"]

@@ -83,6 +83,15 @@ async def test_an_enqueue_that_is_repeated_keeps_its_large_payload_once(
     assert (await store.get(task.id)).payload == json.loads(LARGE)
 
 
+async def test_a_call_that_its_key_answers_leaves_no_payload(keeper: Keeper) -> None:
+    await keeper.enqueue(payload=LARGE, idempotency_key="k")
+
+    again = await keeper.enqueue(payload=LARGE, idempotency_key="k")
+
+    assert not again.created
+    assert await keeper.watcher.fetchval(APART) == 1
+
+
 CLAIM_OF_BEFORE = """
 SELECT id, payload, read_lanes IS NOT NULL AS is_report, cancel_reason, waited >= 0 AS has_waited
 FROM windlass.claim_tasks(

@@ -145,3 +145,12 @@ def test_whatever_is_encoded_together_is_what_each_becomes_by_itself(
     together = codec.encode_alike(calls, LIMIT)
 
     assert together is None or together == one_by_one(codec, calls)
+
+
+def test_long_texts_are_encoded_one_by_one() -> None:
+    """There are several copies of what is encoded together."""
+    codec = ArgumentCodec("resize", typed)
+    calls: list[Arguments] = [((1, "x" * 50_001), {})] * 4
+
+    assert codec.encode_alike(calls, 10**6) is None
+    assert codec.encode_alike(calls[:3], 10**6) is not None

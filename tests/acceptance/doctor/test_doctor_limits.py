@@ -118,10 +118,11 @@ async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
         await sql.execute(one.advice.partition(", unless")[0])
     enqueues = await findings(url)
     async with App(url) as app:
-        handle = await app.enqueue("resize", {}, tags=["red"], idempotency_key="k", delay=60)
+        large = {"text": "x" * 3000}
+        handle = await app.enqueue("resize", large, tags=["red"], idempotency_key="k", delay=60)
     for table, column in (
         *(("task", "id"), ("scheduled", "task_id")),
-        *(("task_tag", "task_id"), ("idempotency", "task_id")),
+        *(("task_tag", "task_id"), ("idempotency", "task_id"), ("large_payload", "task_id")),
     ):
         await sql.execute(f"DELETE FROM windlass.{table} WHERE {column} = '{handle.id}'")
     await sql.execute(f'ALTER TABLE windlass.lane OWNER TO "{stranger}"')

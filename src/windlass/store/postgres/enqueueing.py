@@ -251,6 +251,11 @@ async def _in_one_transaction(guest: Guest) -> AsyncIterator[None]:
     """Several statements on a connection on which each would be a transaction of its own."""
     try:
         await guest.fetch("BEGIN")
+    except BaseException as error:
+        if not isinstance(error, Exception):  # whoever gave up does not know whether it has begun
+            await _roll_back(guest)
+        raise
+    try:
         yield
         await guest.fetch("COMMIT")
     except BaseException:

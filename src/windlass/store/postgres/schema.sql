@@ -373,6 +373,7 @@ CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[]
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -927,6 +928,7 @@ CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues tex
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1221,6 +1223,7 @@ CREATE FUNCTION windlass.promote_due(max_tasks integer, all_of_them boolean) RET
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     promoted integer;
@@ -1330,6 +1333,7 @@ CREATE FUNCTION windlass.relist_busy_lanes() RETURNS integer
     SET enable_mergejoin TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     RETURN windlass.relist_lanes(ARRAY(
@@ -1364,6 +1368,7 @@ CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interv
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET lock_timeout TO '100ms'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1528,6 +1533,7 @@ CREATE FUNCTION windlass.retire_lanes(listed_for interval) RETURNS integer
     SET enable_mergejoin TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 DECLARE
     retired integer;
@@ -1603,6 +1609,7 @@ CREATE FUNCTION windlass.settle_batch(tokens uuid[], which smallint[], task_ids 
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1903,6 +1910,7 @@ CREATE FUNCTION windlass.settle_tasks(tokens uuid[], task_ids uuid[], generation
     SET enable_mergejoin TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -2179,6 +2187,7 @@ CREATE FUNCTION windlass.start_tasks(tokens uuid[], task_ids uuid[], generations
     SET enable_mergejoin TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
     AS $$
 BEGIN
     PERFORM FROM windlass.claim c WHERE c.token = ANY (tokens) ORDER BY c.token FOR KEY SHARE;

@@ -66,6 +66,7 @@ SET enable_mergejoin = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
+SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -441,3 +442,12 @@ BEGIN
     END IF;
 END
 $$;
+
+-- A scan that is unwelcome and cannot be avoided seems so dear to servers before 18 that they compile the plan,
+-- ten times as long as it takes. Our own sessions never compile; those of a pooler and of callers may.
+ALTER FUNCTION windlass.promote_due SET jit = off;
+ALTER FUNCTION windlass.relist_busy_lanes SET jit = off;
+ALTER FUNCTION windlass.rescue_claims SET jit = off;
+ALTER FUNCTION windlass.retire_lanes SET jit = off;
+ALTER FUNCTION windlass.settle_tasks SET jit = off;
+ALTER FUNCTION windlass.start_tasks SET jit = off;
