@@ -17,7 +17,7 @@ import asyncpg
 from chaos.fleet import Fleet
 from chaos.report import Outcome, tell
 from chaos.server import ChaosServer
-from chaos.settings import SETTINGS, SWEEP, TERM
+from chaos.settings import AGAIN, LONG, SETTINGS, SWEEP, TERM
 from chaos.world import PRODUCERS, World
 from faults.proxy import Proxy
 from windlass import App
@@ -25,6 +25,8 @@ from windlass.testing.history_check import ClientLog, Quiet, read_history, recor
 
 WORKERS = 4
 BACKOFF = 5.0  # the longest pause of a worker that could not reach the database
+# One that has just claimed a suspect finishes what it runs first, and then runs it with nothing beside it.
+BACK_WITHIN = BACKOFF + 2 * (LONG + AGAIN)
 DRAIN_WITHIN = 120.0
 TASKS_PER_SECOND = (
     50  # beside new ones, while workers come back: a third of what all of them can do
@@ -80,7 +82,7 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
             await world.calm_down()
             await until(world, all_done=False)
             since, backlog, held = time.time(), *await tasks_to_do(server)
-            await asyncio.sleep(BACKOFF + 3)  # work enough for everybody to come back to
+            await asyncio.sleep(BACK_WITHIN + 3)  # work enough for everybody to come back to
             world.producing = False
             await asyncio.gather(*producers)
             await until(world, all_done=True)
@@ -90,8 +92,8 @@ async def run(server: ChaosServer, folder: Path, seed: int, seconds: float) -> O
                 sweep=SWEEP,
                 term=TERM,
                 # What lost workers hold comes back meanwhile, and takes longer the second time.
-                queueing=3.0 + backlog / TASKS_PER_SECOND + held * 3 * SWEEP / SLOTS,
-                backoff=BACKOFF,
+                queueing=3.0 + backlog / TASKS_PER_SECOND + held * AGAIN / SLOTS,
+                backoff=BACK_WITHIN,
                 workers=await workers(server, fleet),
             )
             codes = await asyncio.to_thread(fleet.terminate)

@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from chaos.settings import SETTINGS, SWEEP
+from chaos.settings import AGAIN, SETTINGS
 from windlass import App, Context
 from windlass.testing.history_check import log_runs
 
@@ -27,7 +27,7 @@ def is_second_run(ctx: Context) -> bool:
 
 async def linger(ctx: Context, seconds: float) -> None:
     """Take so long; the second time longer, so that what the first one left behind meets it."""
-    await asyncio.sleep(seconds + 3 * SWEEP * is_second_run(ctx))
+    await asyncio.sleep(seconds + AGAIN * is_second_run(ctx))
 
 
 @app.task(retry=100)

@@ -6,6 +6,8 @@ LEASE = 5.0
 HEARTBEAT = 1.0
 SWEEP = 1.0
 TERM = 3.0
+LONG = 5.0  # seconds, of a long task
+AGAIN = 3 * SWEEP  # seconds more, for one that runs a second time
 SETTINGS: dict[str, Any] = {
     "lease": LEASE,
     "heartbeat": HEARTBEAT,

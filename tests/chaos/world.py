@@ -11,7 +11,7 @@ from typing import Any
 
 from chaos.fleet import Fleet
 from chaos.server import ChaosServer
-from chaos.settings import LEASE, SWEEP
+from chaos.settings import LEASE, LONG, SWEEP
 from faults.proxy import Effect, Proxy, after, before, reply
 from windlass import App, StoreUnavailable
 from windlass.testing.history_check import ClientLog
@@ -154,9 +154,10 @@ class World:
             if not self.producing:
                 return
             await asyncio.sleep(ENQUEUE_EVERY * chance.uniform(0.5, 1.5))
-            name, payload = "short", {"milliseconds": chance.randint(20, 300)}
+            name = "short"
+            payload: dict[str, float] = {"milliseconds": chance.randint(20, 300)}
             if chance.random() < 0.01:
-                name, payload = "long", {"seconds": 5}
+                name, payload = "long", {"seconds": LONG}
             options: dict[str, Any] = {}
             if chance.random() < 0.1:
                 options["delay"] = chance.uniform(0, 5)
