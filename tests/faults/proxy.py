@@ -144,7 +144,10 @@ class Proxy:
             if when is not When.AFTER:
                 recording.seen.append((when, message))
         befallen = [rule for rule in self._rules if rule.befalls(when, message)]
-        return befallen[0] if befallen else None
+        if not befallen:
+            return None
+        befallen[0].take()
+        return befallen[0]
 
     def forget(self, connection: Connection) -> None:
         """Take note that a connection is over."""

@@ -64,6 +64,7 @@ class Rule:
         self._text = text
         self._times = times
         self._seen = 0
+        self._taken = 0  # messages that it has been chosen for
         self._released = asyncio.Event()
 
     def befalls(self, when: When, message: Message) -> bool:
@@ -74,8 +75,12 @@ class Rule:
             return False
         self._seen += 1
         return self._seen >= self.point.number and (
-            self._times is None or len(self.connections) < self._times
+            self._times is None or self._taken < self._times
         )
+
+    def take(self) -> None:
+        """Count a message that is to undergo this: what is on its way to that is not waited for."""
+        self._taken += 1
 
     def befell(self, connection: "Connection") -> None:
         """Note whom it befell."""

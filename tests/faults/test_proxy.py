@@ -122,6 +122,28 @@ async def test_a_rule_is_aimed_at_the_nth_statement_of_a_text(
     assert await notes(around) == [1]
 
 
+async def test_two_rules_befall_one_of_two_messages_each_however_close_they_come(
+    proxy: Proxy, through: asyncpg.Connection, empty_database_url: str
+) -> None:
+    other = await asyncpg.connect(proxy.url(empty_database_url))
+    await other.execute(INSERT, 0)  # prepared, so that it waits when it is carried out
+    await through.execute("BEGIN")
+    await through.execute("LOCK public.note IN EXCLUSIVE MODE")
+    rules = [proxy.at(after(COMMIT), text="note") for _ in range(2)]
+
+    with proxy.recording() as recording:
+        waiting = asyncio.create_task(other.execute(INSERT, 1))  # its commit is sent, and not done
+        async with asyncio.timeout(DEADLINE):
+            while not any(COMMIT in message.kinds for _, message in recording.seen):
+                await asyncio.sleep(0)
+            with pytest.raises(BROKEN):
+                await through.execute("COMMIT -- note")
+            with pytest.raises(BROKEN):
+                await waiting
+
+    assert [len(rule.connections) for rule in rules] == [1, 1]
+
+
 async def test_what_is_stalled_goes_on_when_released(
     proxy: Proxy, through: asyncpg.Connection, around: asyncpg.Connection
 ) -> None:
