@@ -107,7 +107,7 @@ class App(TaskSet):
             defaults = await client.defaults(name)
             still_open = await self.client()  # somebody may have closed the app meanwhile
             enqueued = await still_open.enqueue_named(defaults, payload, checked, guest)
-        return Handle(self, enqueued.id, created=enqueued.created)
+        return Handle(self, enqueued.id, enqueued.created)
 
     async def enqueue_many(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:
         """Enqueue all calls or none."""
@@ -129,7 +129,7 @@ class App(TaskSet):
         client, defaults = self.run_sync("enqueue", known)
         guest = client.checked_guest(checked.connection, is_async=False)
         enqueued = run_now(client.enqueue_named(defaults, payload, checked, guest))
-        return Handle(self, enqueued.id, created=enqueued.created)
+        return Handle(self, enqueued.id, enqueued.created)
 
     def enqueue_many_sync(self, calls: Iterable[Call], *, connection: Any = None) -> list[Handle]:
         """`enqueue_many` for synchronous code."""
@@ -151,7 +151,7 @@ class App(TaskSet):
         return self._handles(run_now(client.enqueue(calls, guest)))
 
     def _handles(self, enqueued: Iterable[Enqueued]) -> list[Handle]:
-        return [Handle(self, one.id, created=one.created) for one in enqueued]
+        return [Handle(self, one.id, one.created) for one in enqueued]
 
     def handle(self, task_id: str | UUID) -> Handle:
         """Return a handle of a task by its id."""

@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from windlass import App, runtime
+from windlass.model.task import Enqueued
 from windlass.store.postgres.statements import Statements
 
 TASKS = 2000
@@ -106,14 +108,20 @@ async def test_a_task_of_many_is_enqueued_with_few_calls_of_python(database_url:
     assert sum(calls.values()) / TASKS < 18, calls.most_common(50)
 
 
-def test_the_collector_does_not_look_at_calls() -> None:
-    app = App("memory:")
+async def test_the_collector_looks_at_neither_calls_nor_handles() -> None:
+    async with App("memory:") as app:
 
-    @app.task
-    async def work(n: int) -> None: ...
+        @app.task
+        async def work(n: int) -> None: ...
 
-    assert not gc.is_tracked(work.call(n=1))
-    assert not gc.is_tracked(work.options(priority=3).call(n=1).options)
+        assert not gc.is_tracked(work.call(n=1))
+        assert not gc.is_tracked(work.options(priority=3).call(n=1).options)
+        handle = await work.enqueue(1)
+        assert not gc.is_tracked(handle)
+        assert not gc.is_tracked(Enqueued(uuid4(), created=True))
+
+        handles = {handle, await work.enqueue(1)}
+        assert len(handles) == 2  # two are never equal
 
 
 @contextmanager

@@ -80,7 +80,7 @@ async def test_a_key_is_forgotten_with_its_task_and_not_before(
     assert not await keeper.is_known(first)
     assert await keeper.keys() == ["other"]
     assert (await keeper.enqueue(idempotency_key="k")).created
-    assert await keeper.enqueue(idempotency_key="other") == other._replace(created=False)
+    assert await keeper.enqueue(idempotency_key="other") == Enqueued(other.id, created=False)
 
 
 async def test_a_key_is_remembered_for_longer_than_its_task_would_be(keeper: Keeper) -> None:

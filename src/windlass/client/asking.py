@@ -155,6 +155,11 @@ class Call(msgspec.Struct, frozen=True, gc=False):
         return self.definition.codec.encode(self.args, self.kwargs, max_bytes=max_payload_bytes)
 
 
+def distinct_options(calls: Sequence[Call]) -> Collection[EnqueueOptions]:
+    """The options of calls, of which many share the same."""
+    return {id(call.options): call.options for call in calls}.values()
+
+
 def new_tasks(calls: Sequence[Call], *, max_payload_bytes: int, first: int) -> TaskColumns:
     """Check and encode calls; `first`: the index of the first one, by which a bad one is named."""
     payloads: list[str] = []

@@ -8,11 +8,14 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
+import msgspec
+
 from windlass.client.asking import (
     Call,
     EnqueueOptions,
     checked_change,
     checked_reason,
+    distinct_options,
     new_tasks,
 )
 from windlass.client.gathering import Gatherer
@@ -76,7 +79,7 @@ class Client:
 
     def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
         """Return the connection that all calls bring, if they do; it has to fit the caller."""
-        given = {id(call.options.connection): call.options.connection for call in calls}
+        given = {id(options.connection): options.connection for options in distinct_options(calls)}
         if len(given) > 1:
             raise ConfigurationError(
                 "option 'connection' differs between the calls of one enqueue; give all the same"
@@ -94,7 +97,8 @@ class Client:
         if not calls:
             return []
         tasks = self._new_tasks(calls, guest)
-        detached = {checked_flag("detached", call.options.detached) for call in calls}
+        options = distinct_options(calls)
+        detached = {checked_flag("detached", one.detached) for one in options}
         fence = None if detached == {True} else self._fence()
         try:
             return await self._add(tasks, fence, guest)
@@ -117,7 +121,7 @@ class Client:
             return list(made(0, len(calls)))  # each is read several times
         if len(calls) <= MADE_AT_ONCE:
             return made(0, len(calls))
-        if any(call.options.idempotency_key is not None for call in calls):
+        if any(options.idempotency_key is not None for options in distinct_options(calls)):
             return made(0, len(calls))  # a key is taken before anything is written
         tasks = NewTasks(len(calls), made)
         began = time.monotonic()
@@ -257,15 +261,13 @@ class Access(Protocol):
         """Run a coroutine for a caller that has no event loop."""
 
 
-class Handle:
+# There may be very many, and the collector would look at each: none leads back to itself.
+class Handle(msgspec.Struct, eq=False, gc=False):
     """A task that was enqueued."""
 
-    __slots__ = ("__weakref__", "_access", "_id", "created")  # there may be very many
-
-    def __init__(self, access: Access, task_id: UUID, *, created: bool = True) -> None:
-        self._access = access
-        self._id = task_id
-        self.created = created  # False: an idempotency key led to an earlier task
+    _access: Access
+    _id: UUID
+    created: bool = True  # False: an idempotency key led to an earlier task
 
     @property
     def id(self) -> str:

@@ -57,7 +57,7 @@ class NewTask(NamedTuple):
     retention: timedelta | None = None  # None: the setting at the time it ends
 
 
-class Enqueued(NamedTuple):
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """The answer to one enqueued task: its id, and whether this call created it."""
 
     id: UUID

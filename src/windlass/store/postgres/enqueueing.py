@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
@@ -204,12 +203,9 @@ def _answer(task: NewTask, found: Any) -> Enqueued:
     return Enqueued(task_id, created=task_id == task.id)
 
 
-_enqueued = partial(tuple.__new__, Enqueued)  # without a call of Python's for each of many
-
-
 def _answers(tasks: Sequence[NewTask], known: dict[int, UUID]) -> list[Enqueued]:
     ids, *_ = TaskColumns.of(tasks).columns
-    answers = list(map(_enqueued, zip(ids, repeat(True))))
+    answers = list(map(Enqueued, ids, repeat(True)))
     for place, task_id in known.items():
         # A repeated call finds the task that it created itself.
         answers[place] = Enqueued(task_id, created=answers[place].id == task_id)
