@@ -57,6 +57,7 @@ SELECT DISTINCT
     windlass.lane_number(queue, type, priority, 0::smallint), queue, type, priority, 0::smallint
 FROM windlass.task
 """
+LANE = "SELECT windlass.lane_number('default', $1, 10::smallint, 0::smallint)"
 ROWS_READ = """
 SELECT relname, seq_tup_read + coalesce(idx_tup_fetch, 0) AS rows
 FROM pg_stat_xact_user_tables
@@ -186,8 +187,8 @@ async def subject(database_url: str) -> AsyncIterator[Subject]:
     await connection.close()
 
 
-def ask(limit: int, types: Sequence[str] = ("resize",)) -> ClaimRequest:
-    return ClaimRequest(WORKER, tuple(types), limit, LEASE, AGEING)
+def ask(limit: int, types: Sequence[str] = ("resize",), *, lane: int | None = None) -> ClaimRequest:
+    return ClaimRequest(WORKER, tuple(types), limit, LEASE, AGEING, lane=lane)
 
 
 def settlements(claim: Claim, outcome: Outcome) -> list[Settlement]:
@@ -223,6 +224,27 @@ async def test_a_claim_does_not_feel_a_million_pending_tasks(subject: Subject) -
             await subject.store.claim(ask(limit))
 
             assert subject.buffers < 100 + 15 * limit
+            assert subject.rows("ready") < 10 + 5 * limit
+            assert subject.rows("task") <= limit
+
+
+async def test_a_claim_of_a_named_lane_does_not_feel_a_million_pending_tasks(
+    subject: Subject,
+) -> None:
+    lane = await subject.connection.fetchval(LANE, "resize")
+    subject.start_measuring()
+    await subject.store.claim(ask(1, lane=lane))  # the plans are made while all is empty
+    await subject.fill(500_000)
+    await subject.fill(500_000, of="foreign")
+    for is_analyzed in (False, True):
+        if is_analyzed:
+            await subject.analyze()
+
+        for limit in (1, 100, 500):
+            subject.probe.costs.clear()
+            await subject.store.claim(ask(limit, lane=lane))
+
+            assert subject.buffers < 50 + 15 * limit
             assert subject.rows("ready") < 10 + 5 * limit
             assert subject.rows("task") <= limit
 
@@ -398,6 +420,10 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         held = await subject.claim(1)
         moved = subject.buffers
         subject.probe.costs.clear()
+        (lane,) = subject.store._cursors[False].bounds
+        named = await subject.store.claim(ask(1, lane=lane))
+        moved_in_one = subject.buffers
+        subject.probe.costs.clear()
         another = PostgresStore(PostgresOptions(url=database_url))
         another._run.pool = subject.probe
         await another.claim(ask(1))
@@ -405,7 +431,9 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         await another.close()
 
         assert len(held.tasks) == 1
+        assert named.claim is not None
         assert moved < 100
+        assert moved_in_one < 70
         assert from_the_beginning > 5 * moved  # or this test would prove nothing
 
 
@@ -621,6 +649,8 @@ async def test_functions_with_pinned_plans_are_never_compiled(subject: Subject) 
         "WHERE pronamespace = 'windlass'::regnamespace AND 'enable_seqscan=off' = ANY (proconfig)"
     )
 
-    assert {"claim_batches", "enqueue_tasks", "settle_batch"} <= {row["proname"] for row in pinned}
+    assert {"claim_batches", "claim_lane", "enqueue_tasks", "settle_batch"} <= {
+        row["proname"] for row in pinned
+    }
     for row in pinned:
         assert "jit=off" in row["proconfig"], row["proname"]

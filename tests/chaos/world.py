@@ -21,6 +21,7 @@ PRODUCERS = 4
 ENQUEUE_EVERY = 0.06  # seconds, of each producer: half of what the workers can do
 STATEMENTS = (
     "claim_tasks",
+    "claim_lane",
     "settle_tasks",
     "enqueue_alike",
     "enqueue_tasks",

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -391,10 +392,11 @@ async def test_another_schema_wakes_only_its_own_workers(database_url: str) -> N
         await store.register(info, lease=LEASE)
         await store.set_idle(WORKER, idle=True)
 
-    def ring(which: int) -> None:
+    def ring(which: int, _lane: int | None = None) -> None:
         heard[which].put_nowait(None)
 
-    async with stores[0].listen(lambda: ring(0)), stores[1].listen(lambda: ring(1)):
+    wakes = [partial(ring, which) for which in (0, 1)]
+    async with stores[0].listen(wakes[0]), stores[1].listen(wakes[1]):
         for which in (1, 0):
             await stores[which].enqueue([NewTask(uuid4(), "resize", "{}")])
             await asyncio.wait_for(heard[which].get(), DEADLINE)

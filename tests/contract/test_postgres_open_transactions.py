@@ -94,8 +94,13 @@ class Scene:
         parts = [getattr(seen, field.name) for field in dataclasses.fields(seen)]
         assert not any(isinstance(part, Unknown) for part in parts)
 
+    async def claim_both_ways(self) -> None:
+        lane = next(iter(self.store._cursors[False].bounds))
+        await self.store.claim(dataclasses.replace(request(), lane=lane))
+        await self.store.claim(request())
+
     async def listen(self) -> None:
-        async with self.store.listen(lambda: None):
+        async with self.store.listen(lambda _lane=None: None):
             pass
 
 
@@ -122,7 +127,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "cancel": lambda s: asyncio.gather(
         s.store.cancel(s.ids[1], "waiting"), s.store.cancel(s.claims[0].tasks[0].id, "claimed")
     ),
-    "claim": lambda s: s.store.claim(request()),
+    "claim": lambda s: s.claim_both_ways(),
     "start": lambda s: s.store.start(
         [Started(s.claims[0].token, task.id, task.generation, 0.0) for task in s.claims[0].tasks]
     ),

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 from uuid import uuid4
@@ -31,12 +32,20 @@ WHERE datname = current_database() AND application_name = 'windlass'
 """
 
 
+NOTIFY = "SELECT pg_notify('windlass.wake', $1)"
+
+
 class Ear:
     """An idle worker that listens, and how often it was woken."""
 
     def __init__(self, store: PostgresStore) -> None:
         self.store = store
         self.woken = asyncio.Event()
+        self.lanes: list[int | None] = []  # that it was woken for
+
+    def wake(self, lane: int | None = None) -> None:
+        self.lanes.append(lane)
+        self.woken.set()
 
     async def hears(self, act: Callable[[], Awaitable[object]]) -> None:
         """Act, and wait until it is woken."""
@@ -56,7 +65,7 @@ async def listening(url: str, direct_url: str | None, **options: Any) -> AsyncIt
     await store.set_idle(WORKER, idle=True)
     ear = Ear(store)
     try:
-        async with store.listen(ear.woken.set):
+        async with store.listen(ear.wake):
             yield ear
     finally:
         await store.close()
@@ -67,6 +76,19 @@ async def listening_session(watcher: asyncpg.Connection) -> int:
         while (pid := await watcher.fetchval(LISTENING)) is None:
             await asyncio.sleep(0.01)
     return int(pid)
+
+
+async def test_a_wake_up_names_the_lane_and_what_others_say_does_not_harm(
+    database_url: str, direct_url: str | None, watcher: asyncpg.Connection
+) -> None:
+    lane = "SELECT windlass.lane_number('default', 'resize', 10::smallint, 0::smallint)"
+    async with listening(database_url, direct_url) as ear:
+        await ear.hears_of_a_task()
+        assert ear.lanes[-1] == await watcher.fetchval(lane)
+
+        for said in ("", "resize", "1.0", "9223372036854775808", "-9223372036854775809", "१"):
+            await ear.hears(partial(watcher.execute, NOTIFY, said))
+            assert ear.lanes[-1] is None, said
 
 
 # What befalls its connection

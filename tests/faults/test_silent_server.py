@@ -10,7 +10,7 @@ import pytest
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, Proxy, after, before
 from faults.scene import DEADLINE
-from windlass import App, TaskCancelled, service
+from windlass import App, Handle, TaskCancelled, service
 from windlass.client import results
 from windlass.store.postgres import connection, statements
 
@@ -32,6 +32,8 @@ def app(proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch) -> App
     [
         ("claim_tasks", before(COMMIT)),
         ("claim_tasks", after(COMMIT)),
+        ("claim_lane", before(COMMIT)),
+        ("claim_lane", after(COMMIT)),
         ("set_idle", after(COMMIT)),
         ("settle_tasks", before(COMMIT)),
         ("settle_tasks", after(COMMIT)),
@@ -49,14 +51,17 @@ async def test_a_worker_goes_on_when_one_of_its_connections_falls_silent(
 
     async with app, app.worker(), asyncio.timeout(DEADLINE):
         rule = proxy.at(point, Effect.HALF_OPEN, text=f"-- {statement}")
-        handles = [await count_up.enqueue(number) for number in range(5)]
-        await rule.reached.wait()
+        handles: list[Handle] = []
+        while not rule.reached.is_set():
+            handles.append(await count_up.enqueue(len(handles)))
+            await service.first_of(rule.reached.wait(), asyncio.sleep(0.1))
         rule.connections[0].leave_server()
-        handles += [await count_up.enqueue(number) for number in range(5, 10)]
+        for _ in range(5):
+            handles.append(await count_up.enqueue(len(handles)))
         await asyncio.gather(*(handle.result() for handle in handles))
 
-    assert runs == Counter(range(10))
-    assert [tuple(row) for row in await watcher.fetch(ENDS)] == [("completed", 1, 10)]
+    assert runs == Counter(range(len(handles)))
+    assert [tuple(row) for row in await watcher.fetch(ENDS)] == [("completed", 1, len(handles))]
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ class IdleWorker:
             went_idle=self.asleep.set,
         )
 
-    def wake(self) -> None:
-        self.fetcher.wake()
+    def wake(self, lane: int | None = None) -> None:
+        self.fetcher.wake(lane)
         self.woken.set()
 
     async def takes(self, *task_ids: UUID) -> None:

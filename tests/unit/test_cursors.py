@@ -394,8 +394,15 @@ class AboveXmin(LaneCursors):
         *,
         asked_late: Sequence[int],
         now: float,
+        is_whole: bool = True,
     ) -> None:
-        super().advance(Snapshot(snapshot.xmax, frozenset()), lanes, asked_late=asked_late, now=now)
+        super().advance(
+            Snapshot(snapshot.xmax, frozenset()),
+            lanes,
+            asked_late=asked_late,
+            now=now,
+            is_whole=is_whole,
+        )
 
 
 class NeverAsksForLate(LaneCursors):
@@ -415,9 +422,10 @@ class AboveXmax(LaneCursors):
         *,
         asked_late: Sequence[int],
         now: float,
+        is_whole: bool = True,
     ) -> None:
         further = Snapshot(snapshot.xmax + 2, snapshot.open)
-        super().advance(further, lanes, asked_late=asked_late, now=now)
+        super().advance(further, lanes, asked_late=asked_late, now=now, is_whole=is_whole)
 
 
 class AsksOnce(LaneCursors):
@@ -430,8 +438,9 @@ class AsksOnce(LaneCursors):
         *,
         asked_late: Sequence[int],
         now: float,
+        is_whole: bool = True,
     ) -> None:
-        super().advance(snapshot, lanes, asked_late=asked_late, now=now)
+        super().advance(snapshot, lanes, asked_late=asked_late, now=now, is_whole=is_whole)
         for xid in asked_late:
             self._late.pop(xid, None)
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from unit.moved_clock import MovedClock
+from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest
 from windlass.runtime import fetcher
 from windlass.runtime.fetcher import LARGEST_CLAIM, Fetcher
@@ -32,6 +33,7 @@ class Bench:
         self.log: list[str] = []
         self.answers: list[ClaimAnswer] = []
         self.limits: list[int] = []
+        self.lanes: list[int | None] = []  # that claims were to look at
         self.during_claim: Callable[[], None] = lambda: None
         self.during_set_idle: Callable[[], None] = lambda: None
         self.during_run: Callable[[], None] = lambda: None
@@ -90,6 +92,7 @@ class _Store(MemoryStore):
         bench = self._bench
         bench.log.append("claim alone" if request.alone else "claim")
         bench.limits.append(request.limit)
+        bench.lanes.append(request.lane)
         answer = bench.answers.pop(0) if bench.answers else NOTHING
         bench.during_claim()
         return answer
@@ -317,3 +320,137 @@ async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again(
 
     shortest = fetcher.SHORTEST_POLL
     assert sleeps.pauses == [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]
+
+
+# Wake-ups that name a lane
+
+
+class Sleeper(Bench):
+    """A fetcher that is asked to look at all lanes, and then sleeps; whatever happens in its sleeps."""
+
+    def __init__(self, *sleeps: Callable[["Sleeper"], None], poll: float = FOR_EVER) -> None:
+        super().__init__(poll=poll)
+        self.stop = _Script(self, sleeps)
+        self.first: list[ClaimAnswer] = [NOTHING, NOTHING]
+
+    async def looks(self) -> list[int | None]:
+        """The lanes of the claims that follow the first two, which register it as idle."""
+        self.answers = [*self.first, *self.answers]
+        await self.run()
+        assert self.lanes[:2] == [None, None]
+        return self.lanes[2:]
+
+
+class _Script(Stop):
+    def __init__(self, bench: Sleeper, sleeps: tuple[Callable[[Sleeper], None], ...]) -> None:
+        super().__init__()
+        self._bench = bench
+        self._sleeps = list(sleeps)
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        if not self._sleeps:
+            self.set()
+            return True
+        self._sleeps.pop(0)(self._bench)
+        if self._bench.fetcher._wakened.is_set():
+            await asyncio.Future()
+        return bool(self)
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    clock = MovedClock()
+    monkeypatch.setattr(fetcher, "time", clock)
+    return clock
+
+
+def woken_for(*lanes: int | None) -> Callable[[Sleeper], None]:
+    def wake(bench: Sleeper) -> None:
+        for lane in lanes:
+            bench.fetcher.wake(lane)
+
+    return wake
+
+
+@pytest.mark.parametrize(
+    ("lanes", "look"),
+    [((7,), 7), ((0,), 0), ((7, 7), 7), ((7, 8), None), ((7, None), None), ((None,), None)],
+)
+async def test_a_look_is_at_the_lane_that_all_wake_ups_name(
+    lanes: tuple[int | None, ...], look: int | None
+) -> None:
+    assert await Sleeper(woken_for(*lanes)).looks() == [look]
+
+
+async def test_a_look_that_no_wake_up_led_to_is_at_all_lanes() -> None:
+    assert await Sleeper(woken_for(7), lambda _: None, woken_for(8)).looks() == [7, None, 8]
+
+
+async def test_a_lane_that_was_named_before_it_registered_as_idle_is_not_all_there_may_be() -> None:
+    bench = Sleeper(woken_for(8))
+    bench.during_set_idle = lambda: bench.fetcher.wake(7)
+
+    assert await bench.looks() == [8]
+
+
+async def test_a_lane_that_is_named_during_a_look_is_looked_at_next() -> None:
+    bench = Sleeper(woken_for(7), lambda _: None)
+
+    def name_another() -> None:
+        if bench.lanes[2:] == [7]:
+            bench.fetcher.wake(8)
+
+    bench.during_claim = name_another
+
+    assert await bench.looks() == [7, 8]
+
+
+async def test_after_a_full_claim_of_a_lane_all_are_looked_at() -> None:
+    bench = Sleeper(woken_for(7), woken_for(7))
+    bench.free = 2
+    bench.answers = [ClaimAnswer(claim(1, 2)), NOTHING]
+
+    # Then it registers as idle anew, and sleeps.
+    assert await bench.looks() == [7, None, None, 7]
+
+
+async def test_all_lanes_are_looked_at_once_a_poll_whatever_is_named(moved: MovedClock) -> None:
+    def wake_later(bench: Sleeper) -> None:
+        moved.now += 0.6
+        bench.fetcher.wake(7)
+
+    assert await Sleeper(*[wake_later] * 4, poll=1.0).looks() == [7, None, 7, None]
+
+
+async def test_what_is_due_is_not_forgotten_by_a_look_at_one_lane(moved: MovedClock) -> None:
+    def come_due(_: Sleeper) -> None:
+        moved.now += 11
+
+    bench = Sleeper(woken_for(7), come_due)
+    bench.first = [NOTHING, ClaimAnswer(None, due_in=10.0)]
+
+    assert await bench.looks() == [7, None]
+    assert bench.log.count("promote") == 1
+
+
+async def test_after_a_promotion_all_lanes_are_looked_at(moved: MovedClock) -> None:
+    def come_due(bench: Sleeper) -> None:
+        moved.now += 11
+        bench.fetcher.wake(7)
+
+    bench = Sleeper(come_due, woken_for(7))
+    bench.first = [NOTHING, ClaimAnswer(None, due_in=10.0)]
+
+    assert await bench.looks() == [None, 7]
+
+
+async def test_after_a_look_that_failed_all_lanes_are_looked_at() -> None:
+    bench = Sleeper(woken_for(7), lambda _: None)
+
+    def fail_once() -> None:
+        if bench.lanes[2:] == [7]:
+            raise StoreUnavailable("gone")
+
+    bench.during_claim = fail_once
+
+    assert await bench.looks() == [7, None]

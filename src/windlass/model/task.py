@@ -117,6 +117,7 @@ class ClaimRequest:
     ageing: timedelta  # how long a task waits to gain one point of priority
     queues: tuple[str, ...] | None = None  # None: all
     alone: bool = False
+    lane: int | None = None  # the only one to look at, as a wake-up named it; else None
 
 
 class ClaimAnswer(NamedTuple):

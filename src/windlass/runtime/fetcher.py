@@ -77,8 +77,11 @@ class Fetcher:
         self._is_leader = is_leader
         self._went_idle = went_idle
         self._wakened = asyncio.Event()
+        self._woken_for: set[int | None] = set()  # lanes; None: perhaps any
         self._idle = False
         self._is_woken = False
+        self._has_read_all = False  # and since then only what it was woken for is new
+        self._looked_at = 0.0  # when it last looked at all lanes, by the monotonic clock
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
         self._turned_at = time.monotonic()  # when it last claimed
@@ -103,8 +106,9 @@ class Fetcher:
             return ""
         return f"no look for work was answered for {silent:.0f} s"
 
-    def wake(self) -> None:
-        """Look for work now instead of at the next poll."""
+    def wake(self, lane: int | None = None) -> None:
+        """Look for work now instead of at the next poll; `lane`: there is some in this one."""
+        self._woken_for.add(lane)
         self._wakened.set()
 
     async def run(self, stop: Stop) -> None:
@@ -135,15 +139,21 @@ class Fetcher:
         size = max(1, min(self._room.wanted(), self._room.at_once(), LARGEST_CLAIM))
         await self.promote_due()
         self._turned_at = time.monotonic()
+        lane = self._only_lane()
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
-        answer, asked_at = await self._claim(size)
+        self._woken_for.clear()
+        self._has_read_all = False
+        answer, asked_at = await self._claim(size, lane=lane)
         found = 0 if answer.claim is None else len(answer.claim.tasks)
         if answer.claim is not None:
             self._room.hold(answer.claim, asked_at)
             await self._room.take(answer.claim)
         if answer.alone_waiting:
             await self._claim_alone(stop)
-        self._due_at = None if answer.due_in is None else time.monotonic() + answer.due_in
+        if answer.due_in is not None:
+            self._due_at = time.monotonic() + answer.due_in
+        elif lane is None:
+            self._due_at = None
         if await self.promote_due() or found == size:
             await self._set_idle(False)
             self._pause = SHORTEST_POLL
@@ -157,18 +167,34 @@ class Fetcher:
         # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no polls.
         is_missed = found and not self._is_woken
         self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
-        await self._sleep(answer, stop)
+        await self._sleep(stop)
 
-    async def _sleep(self, answer: ClaimAnswer, stop: Stop) -> None:
+    async def _sleep(self, stop: Stop) -> None:
         pause = self._pause * random.uniform(0.9, 1.0)  # noqa: S311 - jitter
-        if answer.due_in is not None:
-            pause = min(pause, max(answer.due_in + (0 if self._is_leader() else LATE), 0.001))
+        if self._due_at is not None:
+            due_in = self._due_at - time.monotonic()
+            pause = min(pause, max(due_in + (0 if self._is_leader() else LATE), 0.001))
         await first_of(self._wakened.wait(), stop.wait(pause))
         self._is_woken = self._wakened.is_set()
+        self._has_read_all = True
 
-    async def _claim(self, size: int, *, alone: bool = False) -> tuple[ClaimAnswer, float]:
+    def _only_lane(self) -> int | None:
+        """The lane that alone can hold anything new, if it is known.
+
+        Now and then all are read nevertheless: wake-ups do not tell of everything.
+        """
+        if not self._has_read_all or len(self._woken_for) != 1:
+            return None
+        (lane,) = self._woken_for
+        return lane if time.monotonic() - self._looked_at < self._poll else None
+
+    async def _claim(
+        self, size: int, *, alone: bool = False, lane: int | None = None
+    ) -> tuple[ClaimAnswer, float]:
         request = self._request
         asked_at = time.monotonic()
+        if lane is None and not alone:
+            self._looked_at = asked_at
         asked = ClaimRequest(
             request.worker_id,
             request.types,
@@ -177,6 +203,7 @@ class Fetcher:
             request.ageing,
             request.queues,
             alone,
+            lane,
         )
         async with answered_within(self._patience):
             answer = await self._store.claim(asked)
@@ -211,7 +238,8 @@ class Fetcher:
         due_at = self._due_at
         if due_at is None or time.monotonic() < due_at + (0 if self._is_leader() else LATE):
             return False
-        self._due_at = None  # until the next claim says more
+        self._due_at = None  # until the next claim of all lanes says more
+        self._has_read_all = False
         return await self._promote() > 0
 
     async def promote_while_busy(self) -> None:

@@ -339,8 +339,8 @@ class Worker:
     async def _fetch(self, stop: Stop) -> None:
         loop = asyncio.get_running_loop()
 
-        def wake() -> None:
-            loop.call_soon_threadsafe(self._fetcher.wake)
+        def wake(lane: int | None = None) -> None:
+            loop.call_soon_threadsafe(self._fetcher.wake, lane)
 
         async with self._store.listen(wake) as self._listening:
             await self._fetcher.run(stop)

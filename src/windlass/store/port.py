@@ -183,7 +183,8 @@ class ClaimStore(Protocol):
         Lanes (queue, type, priority, kind) are taken in order of their head's ready time less
         the ageing step for each point of priority, each lane in the order in which its tasks
         became ready. Paused queues are left out. With `alone`, only tasks recovered twice: one,
-        or while there are more than a hundred, a batch halved with each recovery.
+        or while there are more than a hundred, a batch halved with each recovery. With `lane`, a
+        store may leave out all others, and what it would say of them.
         """
 
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
@@ -382,10 +383,17 @@ class Listening(Protocol):
         """Why it is broken and being repaired; nothing if it is not."""
 
 
+class Wake(Protocol):
+    """How a fetcher is told, from any thread, that there may be work."""
+
+    def __call__(self, lane: int | None = None, /) -> None:
+        """Tell it; `lane`: it is there and nowhere else, see `ClaimRequest.lane`."""
+
+
 class WakeStore(Protocol):
     """How a fetcher hears of new work before it polls."""
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[Listening]:
+    def listen(self, wake: Wake) -> AbstractAsyncContextManager[Listening]:
         """Call `wake` whenever there may be work, until the context is left."""
 
 

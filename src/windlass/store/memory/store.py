@@ -1,6 +1,6 @@
 """The store inside this process: the executable specification that every other adapter follows."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from windlass.store.memory.claiming import ClaimVerbs
@@ -10,6 +10,7 @@ from windlass.store.memory.leading import LeadVerbs
 from windlass.store.memory.operating import OperateVerbs
 from windlass.store.memory.reading import ReadVerbs
 from windlass.store.memory.settling import SettleVerbs
+from windlass.store.port import Wake
 
 
 class NoTrouble:
@@ -36,7 +37,7 @@ class MemoryStore(
     async def check(self) -> None:
         """Do nothing: it is always there."""
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[NoTrouble]:
+    def listen(self, wake: Wake) -> AbstractAsyncContextManager[NoTrouble]:
         """Call `wake`, from any thread, whenever there may be work."""
         return self._listening(wake)
 
@@ -48,7 +49,7 @@ class MemoryStore(
             wake()
 
     @asynccontextmanager
-    async def _listening(self, wake: Callable[[], None]) -> AsyncIterator[NoTrouble]:
+    async def _listening(self, wake: Wake) -> AsyncIterator[NoTrouble]:
         with self._lock:
             self._listeners.append(wake)
         try:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
+
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest, Started
 from windlass.store.postgres.cursors import Key, LaneCursors, LaneRead, Snapshot
@@ -27,27 +29,18 @@ class ClaimVerbs(PostgresParts):
         cursors = self._cursors[request.alone]
         bounds, late = cursors.begin()
         token = uuid4()
+        lane = None if late or request.alone else request.lane
         try:
-            rows = await self._run.fetch(
-                "claim_tasks",
-                request.worker_id,
-                token,
-                request.types,
-                request.queues,
-                request.limit,
-                request.lease,
-                request.ageing,
-                request.alone,
-                list(bounds),
-                [key.x for key in bounds.values()],
-                [key.n for key in bounds.values()],
-                late,
-            )
+            if lane is None:
+                rows = await self._claim_tasks(request, token, bounds, late)
+            else:
+                rows = await self._claim_lane(request, token, lane, bounds.get(lane))
         except BaseException:
             # Whether it was carried out is not known: read every lane from its beginning.
             self._cursors[request.alone] = LaneCursors()
             raise
-        *batches, report = rows
+        batches = [row for row in rows if row["ids"]]
+        report = rows[-1]
         cursors.advance(
             Snapshot.parse(report["snapshot"]),
             [
@@ -62,6 +55,7 @@ class ClaimVerbs(PostgresParts):
             ],
             asked_late=late,
             now=time.monotonic(),
+            is_whole=lane is None,
         )
         self._look_behind_soon()
         claim = None
@@ -72,6 +66,42 @@ class ClaimVerbs(PostgresParts):
             kind = kinds.pop() if len(kinds) == 1 else None
             claim = Claim(token, report["fence"], claimed, request.alone, kind)
         return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
+
+    async def _claim_tasks(
+        self, request: ClaimRequest, token: UUID, bounds: Mapping[int, Key], late: list[int]
+    ) -> list[asyncpg.Record]:
+        """A row for each lane that tasks were taken of, and the report as the last."""
+        return await self._run.fetch(
+            "claim_tasks",
+            request.worker_id,
+            token,
+            request.types,
+            request.queues,
+            request.limit,
+            request.lease,
+            request.ageing,
+            request.alone,
+            list(bounds),
+            [key.x for key in bounds.values()],
+            [key.n for key in bounds.values()],
+            late,
+        )
+
+    async def _claim_lane(
+        self, request: ClaimRequest, token: UUID, lane: int, bound: Key | None
+    ) -> list[asyncpg.Record]:
+        """One row, with the tasks of a lane and the report."""
+        return await self._run.fetch(
+            "claim_lane",
+            request.worker_id,
+            token,
+            request.types,
+            request.queues,
+            request.limit,
+            request.lease,
+            lane,
+            *(bound or (None, None)),
+        )
 
     def _look_behind_soon(self) -> None:
         if self._looking_behind is None or self._looking_behind.done():

@@ -78,8 +78,12 @@ class LaneCursors:
         *,
         asked_late: Sequence[int],
         now: float,
+        is_whole: bool = True,
     ) -> None:
-        """Take in what a claim reported; `now` is any clock that only goes forward."""
+        """Take in what a claim reported; `now` is any clock that only goes forward.
+
+        `is_whole`: it was to read every lane, and not a single one.
+        """
         for lane in lanes:
             # Late rows come first, so a row taken in order means that there are no more.
             if lane.to_end or lane.last is not None:
@@ -107,7 +111,7 @@ class LaneCursors:
             else:
                 continue
             self._bounds[lane.lane] = max(self._bounds.get(lane.lane, BEGINNING), reached)
-        if all(lane.to_end for lane in lanes):
+        if is_whole and all(lane.to_end for lane in lanes):
             self._forget_all_but({lane.lane for lane in lanes})
 
     def _forget_all_but(self, lanes: set[int]) -> None:

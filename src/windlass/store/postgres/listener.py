@@ -1,7 +1,8 @@
 """LISTEN on a connection of its own: tells fetchers to look before they would poll."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 from uuid import uuid4
@@ -10,6 +11,7 @@ import asyncpg
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.service import LONGEST_BACKOFF, backoff, first_of, stop_task
+from windlass.store.port import Wake
 from windlass.store.postgres.connection import connect, translated
 from windlass.store.postgres.dial import Route
 from windlass.store.postgres.statements import Statements
@@ -25,6 +27,7 @@ PROBED_WITHIN = 1.5  # seconds for the answer to a probe; a dead connection is k
 LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what others have to mend
 
 ENDED = "the session that listened was ended"
+_LANE = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 DEAF = (
     "wake-ups are off and new work is found by polling, since {}; set direct_url to a URL of this "
     "database on the server itself, with no pooler in transaction mode before it"
@@ -52,7 +55,7 @@ class Listener:
         return self._trouble
 
     @asynccontextmanager
-    async def listening(self, wake: Callable[[], None]) -> AsyncIterator["Listener"]:
+    async def listening(self, wake: Wake) -> AsyncIterator["Listener"]:
         """Call `wake` on every notification until the context is left."""
         keeping = asyncio.create_task(self._keep(wake), name="windlass-listener")
         try:
@@ -63,7 +66,7 @@ class Listener:
         finally:
             await stop_task(keeping)
 
-    async def _keep(self, wake: Callable[[], None]) -> None:
+    async def _keep(self, wake: Wake) -> None:
         while True:
             try:
                 await self._listen(wake)
@@ -82,12 +85,12 @@ class Listener:
             self._told.add(event)
             emit(event, error=error)
 
-    async def _listen(self, wake: Callable[[], None]) -> NoReturn:
+    async def _listen(self, wake: Wake) -> NoReturn:
         """Listen until the connection is dead, and raise what it died of."""
         ended = asyncio.Event()
 
-        def notified(*_: Any) -> None:
-            wake()
+        def notified(_connection: Any, _process: int, _channel: str, said: str) -> None:
+            wake(_lane(said))
 
         connection = await self._connect()
         try:
@@ -147,3 +150,11 @@ class Listener:
             await first_of(ended.wait(), asyncio.sleep(PROBE_EVERY))
             self._failures = 0  # it has held for a while
         raise StoreUnavailable(ENDED)
+
+
+def _lane(said: str) -> int | None:
+    """The lane that a notification names, if it does: anybody may send one."""
+    if not _LANE.fullmatch(said):
+        return None
+    lane = int(said)
+    return lane if -(1 << 63) <= lane < 1 << 63 else None

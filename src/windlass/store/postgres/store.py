@@ -1,11 +1,11 @@
 """The PostgreSQL adapter: one method is one transaction, nearly always one statement file."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from windlass.store.port import Listening, Store
+from windlass.store.port import Listening, Store, Wake
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.completing import CompleteVerbs
 from windlass.store.postgres.connection import BROKEN, check_isolation, create_pool
@@ -72,7 +72,7 @@ class PostgresStore(
     async def check(self) -> None:
         await self._schema.check(self._run)
 
-    def listen(self, wake: Callable[[], None]) -> AbstractAsyncContextManager[Listening]:
+    def listen(self, wake: Wake) -> AbstractAsyncContextManager[Listening]:
         if self._direct.pooler:
             return _deaf()
         return Listener(self._direct, self._sql, self._run).listening(wake)

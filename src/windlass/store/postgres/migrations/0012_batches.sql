@@ -219,6 +219,105 @@ BEGIN
 END
 $$;
 
+-- claim_lane: the same for a worker that had nothing left to claim when a wake-up named this lane: no other
+-- is looked at, and what is due later neither. To begin the statement of claim_batches that compares the lanes
+-- takes longer than all that is done here.
+-- Returns one row, with no tasks if there are none or the lane is not the worker's to read.
+CREATE FUNCTION windlass.claim_lane(
+    worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval,
+    named_lane bigint, from_x bigint, from_n bigint
+) RETURNS TABLE (
+    type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[],
+    max_attempts smallint[], generations integer[], waited float8[],
+    fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[],
+    read_to_end boolean[], alone_waiting boolean, due_in float8,
+    cancelled uuid[], reasons text[]
+)
+LANGUAGE plpgsql
+SET enable_hashjoin = off
+SET enable_mergejoin = off
+SET enable_seqscan = off
+SET enable_bitmapscan = off
+SET plan_cache_mode = force_generic_plan
+SET jit = off
+AS $$
+#variable_conflict use_column
+DECLARE
+    -- Taken before the lane is read, as in claim_batches.
+    seen constant pg_snapshot := pg_current_snapshot();
+    began constant timestamptz := windlass.clock();
+    after_x constant xid8 := coalesce(from_x, 0)::text::xid8;
+    after_n constant bigint := coalesce(from_n, -1);
+    batch record;
+BEGIN
+    SELECT l.type, l.queue, l.priority INTO type, queue, priority
+    FROM windlass.lane l
+    WHERE l.lane = named_lane AND l.kind < 2
+        AND l.type = ANY (types) AND (queues IS NULL OR l.queue = ANY (queues))
+        AND NOT EXISTS (
+            SELECT FROM windlass.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL
+        )
+    LIMIT 1;
+    snapshot := seen::text;
+    alone_waiting := false;
+    IF NOT FOUND THEN
+        read_lanes := '{}'; last_x := '{}'; last_n := '{}'; read_to_end := '{}';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    WITH found AS MATERIALIZED (
+        SELECT r.ctid AS place
+        FROM windlass.ready r
+        WHERE r.lane = named_lane AND (r.x, r.n) > (after_x, after_n)
+        ORDER BY r.x, r.n
+        LIMIT wanted
+        FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.ready r
+        WHERE r.ctid = ANY (ARRAY(SELECT f.place FROM found f))
+        RETURNING r.task_id, r.x, r.n
+    ), taken AS MATERIALIZED (
+        SELECT
+            array_agg(t.id) AS ids,
+            array_agg(coalesce(t.payload::text, (
+                SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id
+            ))) AS payloads,
+            array_agg(t.attempts) AS attempts, array_agg(t.max_attempts) AS max_attempts,
+            array_agg(t.generation) AS generations,
+            array_agg(date_part('epoch', began - t.scheduled_for)) AS waited,
+            max(g.x) AS x, (array_agg(g.n))[count(*)] AS n, count(*)::integer AS tasks
+        FROM (SELECT o.task_id, o.x, o.n FROM gone o ORDER BY o.x, o.n) g
+        -- Not to be taken apart: so the tasks come in the order of their lane.
+        CROSS JOIN LATERAL (SELECT k.* FROM windlass.task k WHERE k.id = g.task_id OFFSET 0) t
+    ), granted AS (
+        INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining)
+        SELECT new_token, worker, n.at, n.at + lease, k.tasks
+        FROM taken k, (SELECT windlass.clock() AS at OFFSET 0) n
+        WHERE k.tasks > 0
+        RETURNING windlass.claim.fence
+    ), listed AS (
+        INSERT INTO windlass.claim_task (token, task_ids, generations)
+        SELECT new_token, k.ids, k.generations FROM taken k WHERE k.tasks > 0
+    )
+    SELECT k.*, (SELECT g.fence FROM granted g) AS fence INTO batch FROM taken k;
+
+    ids := batch.ids; payloads := batch.payloads; attempts := batch.attempts;
+    max_attempts := batch.max_attempts; generations := batch.generations; waited := batch.waited;
+    fence := batch.fence;
+    read_lanes := ARRAY[named_lane];
+    last_x := ARRAY[batch.x::text::bigint];
+    last_n := ARRAY[batch.n];
+    read_to_end := ARRAY[batch.tasks < wanted];
+    IF batch.tasks > 0 AND EXISTS (SELECT FROM windlass.cancel_request) THEN
+        SELECT array_agg(q.task_id), array_agg(q.reason) INTO cancelled, reasons
+        FROM windlass.cancel_request q
+        WHERE q.task_id = ANY (batch.ids);
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
 -- claim_tasks: the same for processes of before: the report, and then a row for each task.
 CREATE OR REPLACE FUNCTION windlass.claim_tasks(
     worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval,

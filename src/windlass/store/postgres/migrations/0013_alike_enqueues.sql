@@ -44,7 +44,7 @@ BEGIN
         PERFORM windlass.add_lanes(ARRAY[queue], ARRAY[type], ARRAY[priority], ARRAY[0::smallint]);
     END IF;
     IF is_awaited THEN
-        PERFORM pg_notify('windlass.wake', '');
+        PERFORM pg_notify('windlass.wake', number::text);  -- where to look
     END IF;
 END
 $$;
@@ -218,7 +218,11 @@ BEGIN
     ) k
     WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane);
     IF caller_commits OR EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle) THEN
-        PERFORM pg_notify('windlass.wake', '');
+        PERFORM pg_notify('windlass.wake', CASE
+            WHEN cardinality(task_ids) = 1 AND delays IS NULL AND due_times IS NULL
+                THEN windlass.lane_number(queues[1], types[1], priorities[1], 0::smallint)::text
+            ELSE ''
+        END);
     END IF;
     RETURN QUERY SELECT k.ordinal - 1, k.id FROM unnest(known, known_ids) AS k (ordinal, id);
 END
