@@ -23,6 +23,7 @@ STATEMENTS = (
     "claim_tasks",
     "claim_lane",
     "settle_tasks",
+    "enqueue_one",
     "enqueue_alike",
     "enqueue_tasks",
     "rescue_claims",

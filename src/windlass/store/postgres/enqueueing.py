@@ -56,7 +56,7 @@ class EnqueueVerbs(PostgresParts):
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
             name, arguments = _statement(tasks, fence, repeated)
             rows = await self._run.fetch(name, *arguments, confirmed=True)
-            return _answers(tasks, {} if name == "enqueue_alike" else _found(rows, 0))
+            return _answers(tasks, _found(name, rows, 0))
         async with self._run.transaction(confirmed=True) as connection:
             await self._reserve_keys(connection, tasks)
             known = await self._write(connection, tasks, fence, repeated)
@@ -101,7 +101,7 @@ class EnqueueVerbs(PostgresParts):
     ) -> dict[int, UUID]:
         with counted_from(start), translated(self._options.url):
             rows = await connection.fetch(self._sql.statement(name), *arguments)
-        return {} if name == "enqueue_alike" else _found(rows, start)
+        return _found(name, rows, start)
 
     def guest(self, connection: Any, *, is_async: bool) -> Guest:
         return guest_of(connection, is_async=is_async)
@@ -164,7 +164,10 @@ def _statement(
         first = tasks[0]
         if (first.delay, first.at, first.idempotency_key, first.tags) == (0, None, None, ()):
             kind = (first.type, first.queue, first.priority, first.max_attempts)
-            return "enqueue_alike", (ids, payloads, *kind, _seconds(first.retention))
+            kept = _seconds(first.retention)
+            if len(tasks) == 1:
+                return "enqueue_one", (ids[0], payloads[0], *kind, kept)
+            return "enqueue_alike", (ids, payloads, *kind, kept)
     token, holder, generation = fence or (None, None, None)
     return "enqueue_tasks", (
         ids,
@@ -190,8 +193,10 @@ def _are_alike(*columns: list[Any]) -> bool:
     return all(column.count(column[0]) == len(column) for column in columns)
 
 
-def _found(rows: list[asyncpg.Record], start: int) -> dict[int, UUID]:
+def _found(name: str, rows: list[asyncpg.Record], start: int) -> dict[int, UUID]:
     """The tasks that were there before, by their place in the call."""
+    if name != "enqueue_tasks":
+        return {}  # without a key none is looked for
     return {start + place: task_id for place, task_id, _ in rows}
 
 
