@@ -79,6 +79,8 @@ class Client:
 
     def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
         """Return the connection that all calls bring, if they do; it has to fit the caller."""
+        if len(calls) == 1:
+            return self.checked_guest(calls[0].options.connection, is_async=is_async)
         given = {id(options.connection): options.connection for options in distinct_options(calls)}
         if len(given) > 1:
             raise ConfigurationError(

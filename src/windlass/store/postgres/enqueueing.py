@@ -53,10 +53,16 @@ class EnqueueVerbs(PostgresParts):
     async def _enqueue(
         self, tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
     ) -> list[Enqueued]:
+        if len(tasks) == 1 and fence is None and not repeated and _is_plain(tasks[0]):
+            task = tasks[0]
+            kind = (task.type, task.queue, task.priority, task.max_attempts)
+            one = (task.id, task.payload, *kind, _seconds(task.retention))
+            await self._run.fetch("enqueue_one", *one, confirmed=True)
+            return [Enqueued(task.id, created=True)]
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
             name, arguments = _statement(tasks, fence, repeated)
             rows = await self._run.fetch(name, *arguments, confirmed=True)
-            return _answers(tasks, _found(name, rows, 0))
+            return _answers(tasks, {} if name == "enqueue_alike" else _found(rows, 0))
         async with self._run.transaction(confirmed=True) as connection:
             await self._reserve_keys(connection, tasks)
             known = await self._write(connection, tasks, fence, repeated)
@@ -101,7 +107,7 @@ class EnqueueVerbs(PostgresParts):
     ) -> dict[int, UUID]:
         with counted_from(start), translated(self._options.url):
             rows = await connection.fetch(self._sql.statement(name), *arguments)
-        return _found(name, rows, start)
+        return {} if name == "enqueue_alike" else _found(rows, start)
 
     def guest(self, connection: Any, *, is_async: bool) -> Guest:
         return guest_of(connection, is_async=is_async)
@@ -162,12 +168,9 @@ def _statement(
     queues, priorities, max_attempts, delays, times, keys, tags, retentions = others
     if tasks and fence is None and not repeated and _are_alike(types, *others):
         first = tasks[0]
-        if (first.delay, first.at, first.idempotency_key, first.tags) == (0, None, None, ()):
+        if _is_plain(first):
             kind = (first.type, first.queue, first.priority, first.max_attempts)
-            kept = _seconds(first.retention)
-            if len(tasks) == 1:
-                return "enqueue_one", (ids[0], payloads[0], *kind, kept)
-            return "enqueue_alike", (ids, payloads, *kind, kept)
+            return "enqueue_alike", (ids, payloads, *kind, _seconds(first.retention))
     token, holder, generation = fence or (None, None, None)
     return "enqueue_tasks", (
         ids,
@@ -189,14 +192,17 @@ def _statement(
     )
 
 
+def _is_plain(task: NewTask) -> bool:
+    """Whether it is due now, and nothing else has to be looked at or written for it."""
+    return (task.delay, task.at, task.idempotency_key, task.tags) == (0, None, None, ())
+
+
 def _are_alike(*columns: list[Any]) -> bool:
     return all(column.count(column[0]) == len(column) for column in columns)
 
 
-def _found(name: str, rows: list[asyncpg.Record], start: int) -> dict[int, UUID]:
+def _found(rows: list[asyncpg.Record], start: int) -> dict[int, UUID]:
     """The tasks that were there before, by their place in the call."""
-    if name != "enqueue_tasks":
-        return {}  # without a key none is looked for
     return {start + place: task_id for place, task_id, _ in rows}
 
 
