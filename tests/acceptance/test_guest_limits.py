@@ -1,12 +1,14 @@
 """What a caller's connection cannot do, and what its own settings mean for an enqueue."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import msgspec
@@ -22,7 +24,7 @@ from acceptance.guests import ALONE, CALLERS, Caller, sqlalchemy_url, use_django
 from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Handle, IdempotencyConflict, Task
 from windlass.client.asking import Call
-from windlass.model.task import NewTask
+from windlass.model.task import Enqueued, Fence, NewTask
 from windlass.store.postgres import enqueueing, guests
 
 
@@ -277,6 +279,50 @@ class SizedGuest:
         raise AssertionError("nothing was wrong")
 
 
+class AskedGuest(SizedGuest):
+    """A connection that notes which function it is to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    async def fetch(self, statement: str, *texts: str | None) -> Sequence[Sequence[Any]]:
+        self.asked += re.findall(r"SELECT windlass\.(\w+)", statement)
+        return (
+            [(str(MADE),)] if self.asked == ["enqueue"] else await super().fetch(statement, *texts)
+        )
+
+
+MADE = UUID(int=5)
+PLAIN = NewTask(UUID(int=6), "work", '{"n":1}')
+
+
+@pytest.mark.parametrize(
+    ("task", "fence", "called"),
+    [
+        (PLAIN, None, "enqueue"),
+        (PLAIN._replace(queue="bulk", priority=0, max_attempts=1), None, "enqueue"),
+        (PLAIN._replace(delay=1e-9), None, "enqueue_many"),
+        (PLAIN._replace(at=datetime(1980, 1, 1, tzinfo=UTC)), None, "enqueue_many"),
+        (PLAIN._replace(idempotency_key="k"), None, "enqueue_many"),
+        (PLAIN._replace(tags=("a",)), None, "enqueue_many"),
+        (PLAIN._replace(retention=timedelta()), None, "enqueue_many"),
+        (PLAIN, Fence(MADE, MADE, 1), "enqueue_many"),
+    ],
+)
+async def test_only_a_plain_task_gets_its_id_from_the_server(
+    app: App, task: NewTask, fence: Fence | None, called: str
+) -> None:
+    store = await app.store()
+    guest = AskedGuest()
+    answers = await store.enqueue_within(guest, [task], fence=fence)
+
+    assert guest.asked == [called]
+    assert answers == [Enqueued(MADE if called == "enqueue" else task.id, created=True)]
+    await store.enqueue_within(guest, [task, task._replace(id=UUID(int=7))], fence=fence)
+    assert guest.asked == [called, "enqueue_many"]
+
+
 @pytest.mark.parametrize(
     ("number", "task"),
     [
@@ -448,12 +494,35 @@ async def test_a_role_without_the_right_is_told_so(work: Task[[int], Any], sql_u
         await connection.execute(
             "RESET ROLE; GRANT USAGE ON SCHEMA windlass TO poor; SET ROLE poor"
         )
-        with pytest.raises(
-            ConfigurationError, match=r"function enqueue_many.* grant EXECUTE on it"
-        ):
+        with pytest.raises(ConfigurationError, match=r"function enqueue; .* grant EXECUTE on it"):
             await work.options(connection=connection).enqueue(1)
     finally:
         await connection.execute("RESET ROLE; DROP OWNED BY poor; DROP ROLE poor")
+        await connection.close()
+
+
+async def test_a_role_that_may_call_the_functions_for_sql_may_enqueue(
+    app: App, work: Task[[int], Any], sql_url: str
+) -> None:
+    connection = await asyncpg.connect(sql_url)
+    role = f"shop_{uuid4().hex}"
+    await connection.execute(
+        f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA windlass TO {role}; "
+        "GRANT EXECUTE ON FUNCTION windlass.enqueue, windlass.enqueue_many, windlass.cancel "
+        f"TO {role}"
+    )
+    try:
+        await connection.execute(f"SET ROLE {role}")
+        within = work.options(connection=connection)
+        handles = [
+            await within.enqueue(1),
+            await work.options(connection=connection, idempotency_key="k").enqueue(2),
+            *await app.enqueue_many([within.call(3), within.call(4)]),
+        ]
+        await app.run_worker(until_idle=True)
+        assert [await handle.result(timeout=10) for handle in handles] == [1, 2, 3, 4]
+    finally:
+        await connection.execute(f"RESET ROLE; DROP OWNED BY {role}; DROP ROLE {role}")
         await connection.close()
 
 

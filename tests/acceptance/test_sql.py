@@ -515,9 +515,11 @@ async def test_no_setting_of_the_caller_changes_what_these_do(
         {"type": "a", "delay": 123456.789012, "priority": "high", "retention": 10**8},
     )
     ids.append(await sql.fetchval("SELECT windlass.enqueue('a', at => $1, tags => '{b}')", at))
+    ids.append(await sql.fetchval("SELECT windlass.enqueue('a', '{\"x\": 1.5}', 'd', 0)"))
     tasks = [await app.handle(one).get() for one in ids]
     assert [one.scheduled_for for one in (tasks[0], tasks[1], tasks[3])] == [at] * 3
-    assert [one.tags for one in tasks] == [(), ("NULL", "it's \\"), (), ("b",)]
+    assert [one.tags for one in tasks] == [(), ("NULL", "it's \\"), (), ("b",), ()]
+    assert (tasks[4].status, tasks[4].payload, tasks[4].queue) == ("pending", {"x": 1.5}, "d")
     waits = tasks[2].scheduled_for - tasks[2].created_at
     assert waits.total_seconds() == 123456.789012
     for refused, said in (
@@ -533,6 +535,8 @@ async def test_no_setting_of_the_caller_changes_what_these_do(
         with pytest.raises(asyncpg.PostgresError) as told:
             await sql.execute("SELECT windlass.enqueue_many(($1::text)::jsonb)", f"[{refused}]")
         assert said in told.value.message
+    with pytest.raises(asyncpg.PostgresError, match="holds a control character"):
+        await sql.execute("SELECT windlass.enqueue($1)", "a\n")
     for one in ids:
         assert await sql.fetchval("SELECT windlass.cancel($1)", one)
 
@@ -581,6 +585,7 @@ async def test_no_type_of_the_caller_is_taken_for_one_of_the_server(
             {"type": "b", "delay": 5, "priority": "high", "id": str(uuid4()), "retention": 10**8},
             {"type": "b", "payload": {"x": "x" * 2000}},
         )
+        ids.append(await sql.fetchval("SELECT windlass.enqueue('a')"))
         for one in ids:
             assert await sql.fetchval("SELECT windlass.cancel($1)", one)
         for wrong in (

@@ -79,6 +79,26 @@ async def test_nothing_is_there_before_the_commit_and_everything_after(
         assert await handle.result(timeout=10) == 1
 
 
+@pytest.mark.parametrize("size", [10, 5000])
+async def test_a_task_that_is_due_at_once_is_written_as_it_is_asked_for(
+    app: App, caller: Caller, look: asyncpg.Connection, size: int
+) -> None:
+    payload = {"said": "it's \\ \" %s :text1 $1 é€ \n", "much": "x" * size}
+    options: Any = {"queue": "a 'b'", "priority": 0, "max_attempts": 30_000}
+    verb = app.enqueue if caller.is_async else app.enqueue_sync
+    handle = await called(
+        app, caller, lambda: verb("other", payload, connection=caller.connection, **options)
+    )
+    assert handle.created
+    assert await counted(look) == (0, 0)
+    await caller.commit()
+
+    task = await handle.get()
+    assert (task.queue, task.priority, task.max_attempts) == ("a 'b'", 0, 30_000)
+    assert (task.payload, task.status, task.tags) == (payload, "pending", ())
+    assert await counted(look) == (0, 1)
+
+
 async def test_a_rollback_takes_both_back(
     app: App, caller: Caller, look: asyncpg.Connection
 ) -> None:

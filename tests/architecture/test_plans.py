@@ -570,6 +570,31 @@ async def test_an_enqueue_that_is_repeated_does_not_feel_how_many_tasks_there_ar
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_plain_enqueue_by_sql_does_not_feel_what_is_there(
+    subject: Subject, analyzed: bool
+) -> None:
+    add = "SELECT windlass.enqueue('resize1', '{\"image\": \"a.png\"}')"
+    if not analyzed:
+        await subject.analyze()  # taken for empty tables from here on
+        await subject.connection.execute(add)  # and its plans are made
+    await subject.fill(MANY, kinds=1000)
+    await subject.connection.execute(
+        "INSERT INTO windlass.task_type (name, queue, priority, max_attempts, registered_at) "
+        f"SELECT 'resize' || n, 'default', 10, 4, now() FROM generate_series(1, {MANY}) AS n"
+    )
+    if analyzed:
+        await subject.analyze()
+
+    costs = await measure(subject.connection, add)
+
+    assert max(cost.buffers for cost in costs) < 50
+    assert max(cost.wal_records for cost in costs) < 10
+    for cost in costs:
+        read = {table: number for table, number in cost.rows.items() if number}
+        assert read == {"lane": 1, "setting": 1, "task_type": 1}
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
 async def test_a_promotion_reads_what_it_promotes(subject: Subject, analyzed: bool) -> None:
     await subject.fill(1)
     await subject.connection.execute(

@@ -777,18 +777,66 @@ END
 $$;
 
 CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[]) RETURNS uuid
-    LANGUAGE sql SECURITY DEFINER
+    LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
-    SET extra_float_digits TO '1'
-    SET "TimeZone" TO 'UTC'
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
     AS $$
-SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
-    'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
-    -- What is past means now, also before our era, which a text says in another way.
-    'at', CASE WHEN at < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE at END,
-    'idempotency_key', idempotency_key,
-    'max_attempts', max_attempts, 'tags', tags
-)))
+#variable_conflict use_variable
+DECLARE
+    control constant text := E'[\\u0001-\\u001f\\u007f-\\u009f]';
+    known record;
+    added uuid;
+    born timestamptz;
+    number bigint;
+    is_listed boolean;
+BEGIN
+    IF delay IS NULL AND at IS NULL AND idempotency_key IS NULL AND tags IS NULL
+        AND length(type) BETWEEN 1 AND 200 AND type !~ control
+        AND coalesce(length(queue) BETWEEN 1 AND 200 AND queue !~ control, true)
+        AND coalesce(priority BETWEEN 0 AND 100, true)
+        AND coalesce(max_attempts BETWEEN 1 AND 30000, true)
+        AND jsonb_typeof(payload) = 'object'
+        AND pg_column_size(payload) < 1000  -- the text of a longer one could be of gigabytes
+    THEN
+        SELECT s.max_payload_bytes, t.queue, t.priority, t.max_attempts, t.retention_seconds INTO known
+        FROM windlass.setting s
+        LEFT JOIN windlass.task_type t ON t.name = type
+        WHERE s.only_row;
+        -- What is in a payload of less than 300 bytes is neither too deep nor too long.
+        IF octet_length(payload::text) <= least(299, known.max_payload_bytes) THEN
+            queue := coalesce(queue, known.queue, 'default');
+            priority := coalesce(priority, known.priority, 10);
+            max_attempts := coalesce(max_attempts, known.max_attempts, 4);
+            added := windlass.new_task_id();
+            number := windlass.lane_number(queue, type, priority::smallint, 0::smallint);
+            born := windlass.clock();
+            -- One statement: to begin one takes as long as to add a task.
+            WITH task AS (
+                INSERT INTO windlass.task (
+                    id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
+                )
+                VALUES (
+                    added, type, queue, priority, max_attempts, known.retention_seconds, born, born, payload
+                )
+            ), waiting AS (
+                INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+                VALUES (number, added, 1, born)
+            )
+            SELECT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = number) INTO is_listed;
+            IF NOT is_listed THEN
+                PERFORM windlass.add_lanes(
+                    ARRAY[queue], ARRAY[type], ARRAY[priority]::smallint[], ARRAY[0::smallint]);
+            END IF;
+            -- Whoever is idle by the time of the commit: the caller may commit much later.
+            PERFORM pg_notify('windlass.wake', number::text);
+            RETURN added;
+        END IF;
+    END IF;
+    RETURN windlass.enqueue_checked(
+        type, payload, queue, priority, delay, at, idempotency_key, max_attempts, tags);
+END
 $$;
 
 CREATE FUNCTION windlass.enqueue_alike(task_ids uuid[], payloads text[], type text, queue text, priority smallint, max_attempts smallint, retention integer) RETURNS void
@@ -834,6 +882,21 @@ BEGIN
         PERFORM pg_notify('windlass.wake', number::text);  -- where to look
     END IF;
 END
+$$;
+
+CREATE FUNCTION windlass.enqueue_checked(type text, payload jsonb, queue text, priority integer, delay double precision, at timestamp with time zone, idempotency_key text, max_attempts integer, tags text[]) RETURNS uuid
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET extra_float_digits TO '1'
+    SET "TimeZone" TO 'UTC'
+    AS $$
+SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
+    'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
+    -- What is past means now, also before our era, which a text says in another way.
+    'at', CASE WHEN at < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE at END,
+    'idempotency_key', idempotency_key,
+    'max_attempts', max_attempts, 'tags', tags
+)))
 $$;
 
 CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jsonb) RETURNS SETOF uuid
@@ -1338,6 +1401,7 @@ BEGIN
         WHERE CASE WHEN jsonb_typeof(e.item) = 'object' THEN
             (e.item - own)::text IS DISTINCT FROM kind::text  -- as jsonb 10.0 equals 10, which is not refused
             OR jsonb_typeof(e.item -> 'payload') IS DISTINCT FROM 'object'
+            OR pg_column_size(e.item -> 'payload') > 1000  -- its text may have gigabytes
             OR octet_length((e.item -> 'payload')::text) > least(299, max_bytes)
             OR jsonb_typeof(e.item -> 'id') IS DISTINCT FROM 'string'
             OR e.item ->> 'id' !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'

@@ -305,6 +305,7 @@ BEGIN
         WHERE CASE WHEN jsonb_typeof(e.item) = 'object' THEN
             (e.item - own)::text IS DISTINCT FROM kind::text  -- as jsonb 10.0 equals 10, which is not refused
             OR jsonb_typeof(e.item -> 'payload') IS DISTINCT FROM 'object'
+            OR pg_column_size(e.item -> 'payload') > 1000  -- its text may have gigabytes
             OR octet_length((e.item -> 'payload')::text) > least(299, max_bytes)
             OR jsonb_typeof(e.item -> 'id') IS DISTINCT FROM 'string'
             OR e.item ->> 'id' !~* '^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
