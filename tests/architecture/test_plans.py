@@ -21,7 +21,6 @@ from windlass.model.task import (
     Started,
 )
 
-
 OUTCOMES = [Outcome.COMPLETED, Outcome.CANCELLED, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED]
 
 
