@@ -147,6 +147,37 @@ async def test_a_lane_of_a_paused_queue_is_not_read(
     assert await granted_named(store, lane) == ids
 
 
+async def test_a_look_that_finds_nothing_writes_nothing(
+    store: PostgresStore, watcher: asyncpg.Connection
+) -> None:
+    lane = await lane_of(watcher)
+    await add(store, 1)
+    await store.settle(settlements(await claim(store), Outcome.COMPLETED))
+
+    assert await granted_named(store, lane) == []
+
+    assert await watcher.fetchval("SELECT count(*) FROM windlass.claim") == 0
+    assert await watcher.fetchval("SELECT count(*) FROM windlass.claim_task") == 0
+
+
+async def test_a_task_whose_transaction_commits_during_a_claim_is_claimed_by_the_next(
+    store: PostgresStore, watcher: asyncpg.Connection, sessions: Sessions
+) -> None:
+    lane = await lane_of(watcher)
+    slow = await sessions.begin()
+    late = await add(slow.store, 1)
+    early = await add(store, 3)
+    pause = await sessions.pause("claim", "INSERT")
+
+    # The lane has been read, and the claim is not done.
+    claiming = await sessions.blocked(granted_named(store, lane), by=pause)
+    await slow.commit()
+    await pause.commit()
+
+    assert await claiming == early
+    assert await granted_named(store, lane) == late
+
+
 @pytest.mark.parametrize("lane", [0, -(1 << 63), (1 << 63) - 1])
 async def test_a_lane_that_nobody_knows_holds_nothing(store: PostgresStore, lane: int) -> None:
     ids = await add(store, 1)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
@@ -12,12 +13,13 @@ import asyncpg
 import pytest
 
 from contract.pgbouncer import BEHIND_POOLER, SESSIONS, Pooler, store_options
-from contract.postgres_sessions import LEASE, WORKER, add, worker_info
+from contract.postgres_sessions import LEASE, WORKER, add, new_task, worker_info
 from faults.conftest import FOR_EVER
 from faults.proxy import Proxy
 from faults.said import DEADLINE, Said
 from faults.servers import Server
 from windlass import App
+from windlass.model.task import NewTask
 from windlass.store.postgres import connection as connection_module
 from windlass.store.postgres import listener
 from windlass.store.postgres.dial import Route
@@ -81,10 +83,25 @@ async def listening_session(watcher: asyncpg.Connection) -> int:
 async def test_a_wake_up_names_the_lane_and_what_others_say_does_not_harm(
     database_url: str, direct_url: str | None, watcher: asyncpg.Connection
 ) -> None:
-    lane = "SELECT windlass.lane_number('default', 'resize', 10::smallint, 0::smallint)"
+    lane = "SELECT windlass.lane_number('default', 'resize', $1::smallint, 0::smallint)"
+    usual, high = [await watcher.fetchval(lane, priority) for priority in (10, 50)]
+    keyed = [new_task(idempotency_key="a"), new_task(idempotency_key="b", priority=50)]
+    enqueued: list[tuple[list[NewTask], int | None]] = [
+        ([new_task()], usual),
+        ([new_task(priority=50), new_task(priority=50)], high),
+        ([new_task(), new_task(priority=50)], None),
+        (keyed[:1], usual),
+        (keyed[1:], high),
+        ([new_task(idempotency_key="c"), new_task(idempotency_key="d")], None),
+        ([new_task(delay=1000.0)], None),
+        ([new_task(at=datetime.now(UTC) + timedelta(days=1))], None),
+    ]
     async with listening(database_url, direct_url) as ear:
-        await ear.hears_of_a_task()
-        assert ear.lanes[-1] == await watcher.fetchval(lane)
+        for tasks, named in enqueued:
+            await ear.hears(partial(ear.store.enqueue, tasks))
+            assert ear.lanes[-1] == named
+        await ear.hears(partial(watcher.execute, NOTIFY, "-5"))
+        assert ear.lanes[-1] == -5
 
         for said in ("", "resize", "1.0", "9223372036854775808", "-9223372036854775809", "१"):
             await ear.hears(partial(watcher.execute, NOTIFY, said))

@@ -307,10 +307,8 @@ class Sleeps(Stop):
         return bool(self)
 
 
-async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(random, "uniform", lambda *_: 1.0)
+@pytest.mark.usefixtures("moved")
+async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again() -> None:
     bench = Bench(poll=0.5)
     found = ClaimAnswer(claim(1))
     bench.answers = [NOTHING, NOTHING, found, found, NOTHING, found]
@@ -319,7 +317,8 @@ async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again(
     await bench.run()
 
     shortest = fetcher.SHORTEST_POLL
-    assert sleeps.pauses == [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]
+    expected = [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]
+    assert sleeps.pauses == pytest.approx(expected)
 
 
 # Wake-ups that name a lane
@@ -332,6 +331,7 @@ class Sleeper(Bench):
         super().__init__(poll=poll)
         self.stop = _Script(self, sleeps)
         self.first: list[ClaimAnswer] = [NOTHING, NOTHING]
+        self.pauses: list[float] = []  # for which it would have slept
 
     async def looks(self) -> list[int | None]:
         """The lanes of the claims that follow the first two, which register it as idle."""
@@ -348,6 +348,8 @@ class _Script(Stop):
         self._sleeps = list(sleeps)
 
     async def wait(self, seconds: float | None = None) -> bool:
+        assert seconds is not None
+        self._bench.pauses.append(seconds)
         if not self._sleeps:
             self.set()
             return True
@@ -359,8 +361,10 @@ class _Script(Stop):
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
+    """The clock of a fetcher that is made after this, and polls without jitter."""
     clock = MovedClock()
     monkeypatch.setattr(fetcher, "time", clock)
+    monkeypatch.setattr(random, "uniform", lambda *_: 1.0)
     return clock
 
 
@@ -414,12 +418,79 @@ async def test_after_a_full_claim_of_a_lane_all_are_looked_at() -> None:
     assert await bench.looks() == [7, None, None, 7]
 
 
-async def test_all_lanes_are_looked_at_once_a_poll_whatever_is_named(moved: MovedClock) -> None:
-    def wake_later(bench: Sleeper) -> None:
-        moved.now += 0.6
-        bench.fetcher.wake(7)
+async def test_a_full_claim_of_a_lane_leads_to_a_look_at_all_whatever_is_named_meanwhile() -> None:
+    bench = Sleeper(woken_for(7))
+    bench.free = 2
+    bench.answers = [ClaimAnswer(claim(1, 2)), NOTHING]
 
-    assert await Sleeper(*[wake_later] * 4, poll=1.0).looks() == [7, None, 7, None]
+    def name_another() -> None:
+        if bench.lanes[2:] == [7]:
+            bench.fetcher.wake(8)
+
+    bench.during_claim = name_another
+
+    assert (await bench.looks())[:2] == [7, None]
+
+
+@pytest.mark.parametrize("every", [0.01, 0.3])
+async def test_all_lanes_are_looked_at_when_a_poll_is_due_whatever_is_named(
+    moved: MovedClock, every: float
+) -> None:
+    began, at = moved.now, list[float]()
+
+    def wake_for_one(bench: Sleeper) -> None:
+        moved.now += min(every, bench.pauses[-1])
+        if bench.pauses[-1] > every:
+            bench.fetcher.wake(7)
+
+    bench = Sleeper(*[wake_for_one] * int(4 / every), poll=1.0)
+
+    def note() -> None:
+        if bench.lanes[-1] is None:
+            at.append(moved.now - began)
+
+    bench.during_claim = note
+    looks = await bench.looks()
+
+    assert looks.count(7) > len(looks) / 2
+    polls = [0.04, 0.08, 0.16, 0.32, 0.64, 1.0]  # each is twice as long as the one before
+    expected = [sum(polls[:number]) for number in range(len(polls) + 1)]
+    assert at[1 : len(expected) + 1] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(("is_leader", "pause"), [(True, 0.3), (False, 0.8)])
+async def test_it_sleeps_no_longer_than_until_something_is_due(
+    moved: MovedClock, is_leader: bool, pause: float
+) -> None:
+    bench = Sleeper(woken_for(7))
+    bench.is_leader = is_leader
+    bench.fetcher._pause = FOR_EVER
+    bench.first = [NOTHING, ClaimAnswer(None, due_in=0.3)]
+    await bench.looks()
+
+    assert bench.pauses == pytest.approx([pause, pause])
+
+
+async def test_what_is_due_and_held_by_somebody_is_tried_again_soon(moved: MovedClock) -> None:
+    def pass_time(bench: Sleeper) -> None:
+        moved.now += bench.pauses[-1]
+
+    bench = Sleeper(pass_time, pass_time)
+    bench.fetcher._pause = FOR_EVER
+    bench.first = [NOTHING, ClaimAnswer(None, due_in=0.0)]
+    bench.answers = [ClaimAnswer(None, due_in=0.0), NOTHING]
+
+    assert await bench.looks() == [None, None]
+    assert bench.pauses[:2] == pytest.approx([fetcher.SHORTEST_POLL] * 2)
+    assert bench.log.count("promote") == 4  # before and after the second look, and before the third
+
+
+async def test_any_number_of_wake_ups_takes_little_memory() -> None:
+    bench = Sleeper()
+    for lane in range(1000):
+        bench.fetcher.wake(lane)
+
+    assert len(bench.fetcher._woken_for) == 2
 
 
 async def test_what_is_due_is_not_forgotten_by_a_look_at_one_lane(moved: MovedClock) -> None:

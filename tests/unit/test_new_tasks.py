@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from windlass import App
 from windlass.model.task import NewTask
 from windlass.store.port import NewTasks, TaskColumns
 
@@ -55,3 +56,17 @@ def test_tasks_are_made_as_far_as_they_are_read_and_once() -> None:
     assert made == [(0, 2), (2, 3)]
     assert tasks.columns[0] == [task.id for task in tasks] == [task.id for task in TASKS]
     assert made == [(0, 2), (2, 3), (3, 4)]
+
+
+async def test_tasks_with_keys_are_all_made_before_any_is_written() -> None:
+    async with App("memory:") as app:
+
+        @app.task
+        async def work(n: int) -> None: ...
+
+        client = await app.client()
+        calls = [work.call(n) for n in range(2000)]
+        keyed = work.options(idempotency_key="a").call(0)
+
+        assert isinstance(client._new_tasks(calls, None), NewTasks)
+        assert not isinstance(client._new_tasks([*calls, keyed], None), NewTasks)

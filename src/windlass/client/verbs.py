@@ -263,7 +263,8 @@ class Access(Protocol):
         """Run a coroutine for a caller that has no event loop."""
 
 
-# There may be very many, and the collector would look at each: none leads back to itself.
+# There may be very many, and the collector would look at each, again and again. For that, an App that keeps
+# one for ever is kept as well.
 class Handle(msgspec.Struct, eq=False, gc=False):
     """A task that was enqueued."""
 

@@ -81,7 +81,7 @@ class Fetcher:
         self._idle = False
         self._is_woken = False
         self._has_read_all = False  # and since then only what it was woken for is new
-        self._looked_at = 0.0  # when it last looked at all lanes, by the monotonic clock
+        self._look_by = 0.0  # monotonic, when it has to look at all lanes again
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
         self._turned_at = time.monotonic()  # when it last claimed
@@ -108,7 +108,8 @@ class Fetcher:
 
     def wake(self, lane: int | None = None) -> None:
         """Look for work now instead of at the next poll; `lane`: there is some in this one."""
-        self._woken_for.add(lane)
+        if len(self._woken_for) < 2:  # more than one are as good as any
+            self._woken_for.add(lane)
         self._wakened.set()
 
     async def run(self, stop: Stop) -> None:
@@ -164,16 +165,20 @@ class Fetcher:
             return
         if not found:
             self._went_idle()
-        # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no polls.
-        is_missed = found and not self._is_woken
-        self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
+        if lane is None:
+            # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no
+            # polls.
+            is_missed = found and not self._is_woken
+            self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
+            jitter = random.uniform(0.9, 1.0)  # noqa: S311
+            self._look_by = time.monotonic() + self._pause * jitter
         await self._sleep(stop)
 
     async def _sleep(self, stop: Stop) -> None:
-        pause = self._pause * random.uniform(0.9, 1.0)  # noqa: S311 - jitter
+        until = self._look_by
         if self._due_at is not None:
-            due_in = self._due_at - time.monotonic()
-            pause = min(pause, max(due_in + (0 if self._is_leader() else LATE), 0.001))
+            until = min(until, self._due_at + (0 if self._is_leader() else LATE))
+        pause = max(until - time.monotonic(), 0.001)
         await first_of(self._wakened.wait(), stop.wait(pause))
         self._is_woken = self._wakened.is_set()
         self._has_read_all = True
@@ -181,20 +186,18 @@ class Fetcher:
     def _only_lane(self) -> int | None:
         """The lane that alone can hold anything new, if it is known.
 
-        Now and then all are read nevertheless: wake-ups do not tell of everything.
+        All are read when a poll is due, whatever happens meanwhile: wake-ups do not tell of everything.
         """
         if not self._has_read_all or len(self._woken_for) != 1:
             return None
         (lane,) = self._woken_for
-        return lane if time.monotonic() - self._looked_at < self._poll else None
+        return lane if time.monotonic() < self._look_by else None
 
     async def _claim(
         self, size: int, *, alone: bool = False, lane: int | None = None
     ) -> tuple[ClaimAnswer, float]:
         request = self._request
         asked_at = time.monotonic()
-        if lane is None and not alone:
-            self._looked_at = asked_at
         asked = ClaimRequest(
             request.worker_id,
             request.types,
@@ -240,7 +243,10 @@ class Fetcher:
             return False
         self._due_at = None  # until the next claim of all lanes says more
         self._has_read_all = False
-        return await self._promote() > 0
+        promoted = await self._promote()
+        if not promoted:  # somebody holds them just now, perhaps to do the same
+            self._due_at = time.monotonic() + SHORTEST_POLL
+        return promoted > 0
 
     async def promote_while_busy(self) -> None:
         """Do it also while no slot is free, and so no claim says what is due."""
