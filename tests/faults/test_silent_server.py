@@ -16,8 +16,6 @@ from windlass.store.postgres import connection, statements
 
 SETTINGS: dict[str, Any] = {"lease": 4, "heartbeat": 0.5, "sweep": 0.2, "leader_term": 1.5}
 ENDS = "SELECT status::text, attempts, count(*) FROM windlass.history GROUP BY 1, 2"
-
-
 WOKEN = pytest.mark.needs_direct("there is no listener without one")
 
 

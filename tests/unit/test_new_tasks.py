@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from windlass import App
+from windlass.client.asking import Call, distinct_options
 from windlass.model.task import NewTask
 from windlass.store.port import NewTasks, TaskColumns
 
@@ -68,5 +69,8 @@ async def test_tasks_with_keys_are_all_made_before_any_is_written() -> None:
         calls = [work.call(n) for n in range(2000)]
         keyed = work.options(idempotency_key="a").call(0)
 
-        assert isinstance(client._new_tasks(calls, None), NewTasks)
-        assert not isinstance(client._new_tasks([*calls, keyed], None), NewTasks)
+        def made(calls: list[Call]) -> Sequence[NewTask]:
+            return client._new_tasks(calls, distinct_options(calls), None)
+
+        assert isinstance(made(calls), NewTasks)
+        assert not isinstance(made([*calls, keyed]), NewTasks)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
@@ -98,8 +98,8 @@ class Client:
         """Enqueue calls, all or none; a bad one among many is named by its index."""
         if not calls:
             return []
-        tasks = self._new_tasks(calls, guest)
         options = distinct_options(calls)
+        tasks = self._new_tasks(calls, options, guest)
         detached = {checked_flag("detached", one.detached) for one in options}
         fence = None if detached == {True} else self._fence()
         try:
@@ -109,7 +109,9 @@ class Client:
                 raise
             raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
 
-    def _new_tasks(self, calls: Sequence[Call], guest: Guest | None) -> Sequence[NewTask]:
+    def _new_tasks(
+        self, calls: Sequence[Call], options: Collection[EnqueueOptions], guest: Guest | None
+    ) -> Sequence[NewTask]:
         """Check and encode calls: of very many the first ones, and the others as they are written."""
         limit = self._max_payload_bytes
 
@@ -123,7 +125,7 @@ class Client:
             return list(made(0, len(calls)))  # each is read several times
         if len(calls) <= MADE_AT_ONCE:
             return made(0, len(calls))
-        if any(options.idempotency_key is not None for options in distinct_options(calls)):
+        if any(one.idempotency_key is not None for one in options):
             return made(0, len(calls))  # a key is taken before anything is written
         tasks = NewTasks(len(calls), made)
         began = time.monotonic()
