@@ -41,7 +41,7 @@ class Settings:
     poll: float = 1.0
     ageing: float = 6.0
     shutdown_timeout: float = 30.0
-    buffer: int = 500
+    buffer: int = 1500
     buffer_bytes: int = 16 * 1024 * 1024
     buffer_seconds: float = 1.0
 

@@ -18,7 +18,7 @@ from windlass.service import LONGEST_PATIENCE, answered_within, backoff
 from windlass.store.port import SettleStore
 from windlass.telemetry import emit, tell
 
-LARGEST_BATCH = 500
+LARGEST_BATCH = 2000
 AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
 HELD_AGAIN_AFTER = 1.0
 

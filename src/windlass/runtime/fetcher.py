@@ -15,7 +15,7 @@ from windlass.service import Stop, answered_within, backoff, first_of, patience
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit, tell
 
-LARGEST_CLAIM = 500
+LARGEST_CLAIM = 1000
 GATHER = 0.005  # seconds to wait for more free slots while there is work
 ENOUGH = 100  # free slots that are worth a claim without waiting for more
 SHORTEST_POLL = 0.02

@@ -22,7 +22,7 @@ from windlass.runtime.reporter import REPORT_EVERY
 from windlass.service import Stop
 from windlass.telemetry import emit, tell
 
-MOST_UNSETTLED = 2000  # ended tasks that wait to be written; above it nothing is claimed
+MOST_UNSETTLED = 4000  # ended tasks that wait to be written; above it nothing is claimed
 LOOK_EVERY = 0.2  # seconds
 SHORTEST_LOOK = 0.05  # seconds, over which a rate is taken
 GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
