@@ -129,6 +129,26 @@ async def measure(connection: asyncpg.Connection, text: str, *arguments: Any) ->
     return costs[1:]
 
 
+@asynccontextmanager
+async def plans(connection: asyncpg.Connection) -> AsyncIterator[list[str]]:
+    """Collect the plan of every statement that runs, those inside of functions too."""
+    said: list[str] = []
+
+    def note(_: object, message: asyncpg.PostgresLogMessage) -> None:
+        said.append(message.message)
+
+    await connection.execute(
+        "LOAD 'auto_explain'; SET auto_explain.log_min_duration = 0; "
+        "SET auto_explain.log_nested_statements = on; SET client_min_messages = log"
+    )
+    connection.add_log_listener(note)
+    try:
+        yield said
+        await connection.execute("SELECT 1")  # whose plan comes after all others
+    finally:
+        connection.remove_log_listener(note)
+
+
 class Subject:
     """A store to be measured, its database, and a session that fills it."""
 

@@ -7,11 +7,13 @@ import pytest
 
 from architecture.plan_costs import (
     LEASE,
+    TURNS,
     WORKER,
     Subject,
     measure,
     new_tasks,
     old_snapshot,
+    plans,
     settlements,
     work,
 )
@@ -40,6 +42,28 @@ async def test_a_settlement_of_five_hundred_reads_five_hundred(
     assert answers == [Answer.APPLIED] * 500
     assert subject.rows("task") <= 500
     assert subject.buffers < 100 + 30 * 500
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_completed_tasks_are_merged_with_those_there_are(
+    subject: Subject, analyzed: bool
+) -> None:
+    """Nested loops would read no more, and compare each with each."""
+    await subject.fill(1000)
+    if analyzed:
+        await subject.analyze()
+    held = await subject.claim()
+    subject.start_measuring()
+
+    async with plans(subject.connection) as said:
+        await subject.store.settle(settlements(held, Outcome.COMPLETED))
+
+    found = [plan for plan in said if "Delete on task" in plan]
+    assert len(found) >= TURNS
+    for plan in found:
+        assert "Merge Join" in plan
+        assert "Index Cond: (id = ANY" in plan
+        assert "Nested Loop" not in plan
 
 
 async def test_a_settlement_under_an_old_snapshot_costs_the_same(

@@ -41,10 +41,10 @@ NO_FENCE = """
     SELECT array_agg(u.token), array_agg(NULL::uuid), array_agg(windlass.clock())
     INTO held, workers, claim_times
 """
-GENERATIONS = (
-    ("t.generation = 1 AND generations[u.ordinal] = 1", "true"),
-    ("t.generation = s.generation", "true"),
-)
+GENERATIONS = {
+    "complete_batch": ("t.generation = 1 AND generations[u.ordinal] = 1", "true"),
+    "settle_batch": ("t.generation = s.generation", "true"),
+}
 RECHECK = "        FOR UPDATE SKIP LOCKED\n    LOOP"
 LOCK_TIMEOUT = "SET lock_timeout TO '100ms'"
 NOT_EXISTS = """
@@ -184,11 +184,13 @@ async def two_stand_and_look_first(engine: Engine) -> None:
 
 
 async def fence_off(engine: Engine) -> None:
-    await engine.rewrite("settle_batch", (FENCE, NO_FENCE), *GENERATIONS)
+    await engine.rewrite("settle_batch", (FENCE, NO_FENCE))
+    await generation_off(engine)
 
 
 async def generation_off(engine: Engine) -> None:
-    await engine.rewrite("settle_batch", *GENERATIONS)
+    for function, change in GENERATIONS.items():
+        await engine.rewrite(function, change)
 
 
 async def expiry_not_rechecked(engine: Engine) -> None:

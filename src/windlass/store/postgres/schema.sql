@@ -682,6 +682,55 @@ SELECT octet_length(payload::text) - coalesce(sum(
 FROM jsonb_path_query(payload, 'strict $.**') AS q (part)
 $_$;
 
+CREATE FUNCTION windlass.complete_batch(held uuid[], workers uuid[], claim_times timestamp with time zone[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], reported boolean[], at timestamp with time zone, usual_day date, retention interval, key_retention interval) RETURNS bigint[]
+    LANGUAGE plpgsql
+    SET enable_nestloop TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'on'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    settled bigint[];
+BEGIN
+    WITH ended AS (
+        DELETE FROM windlass.task t
+        USING unnest(task_ids, outcomes, results) WITH ORDINALITY AS u (task_id, outcome, result, ordinal)
+        WHERE t.id = ANY (task_ids) AND t.id = u.task_id
+            AND t.generation = 1 AND generations[u.ordinal] = 1
+            AND held[which[u.ordinal]] IS NOT NULL
+            AND (outcomes IS NULL OR u.outcome = 'completed')
+            AND (reported IS NULL OR NOT reported[u.ordinal])
+        RETURNING
+            t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
+            t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
+            u.result, u.ordinal
+    ), kept AS (
+        INSERT INTO windlass.history (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
+            completed_at, worker_id, token, idempotency_key, payload, tags, result
+        )
+        SELECT
+            e.id, e.type, e.queue, 'completed', e.priority, e.max_attempts, e.attempts + 1, e.generation,
+            e.retention_seconds,
+            CASE WHEN e.retention_seconds IS NULL AND e.idempotency_key IS NULL THEN usual_day
+                ELSE windlass.drop_day(at, e.retention_seconds, retention, e.idempotency_key, key_retention)
+            END,
+            e.created_at, e.scheduled_for, claim_times[which[e.ordinal]],
+            claim_times[which[e.ordinal]] + started_after[e.ordinal] * interval '1 second', at,
+            workers[which[e.ordinal]], held[which[e.ordinal]], e.idempotency_key, e.payload, e.tags,
+            e.result::jsonb
+        FROM ended e
+    )
+    SELECT coalesce(array_agg(e.ordinal), '{}') INTO settled FROM ended e;
+    RETURN settled;
+END
+$$;
+
 CREATE FUNCTION windlass.complete_task(shown_token uuid, shown_task uuid, shown_generation integer, started_after double precision, result text, retention interval, key_retention interval) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1843,37 +1892,12 @@ BEGIN
 
         usual_day := windlass.drop_day(at, NULL, retention, NULL, key_retention);
 
-        -- Nearly every task: its first attempt has completed, and was too short to be reported.
-        WITH ended AS (
-            DELETE FROM windlass.task t
-            USING unnest(task_ids, outcomes, results) WITH ORDINALITY AS u (task_id, outcome, result, ordinal)
-            WHERE t.id = ANY (ARRAY[u.task_id]) AND t.generation = 1 AND generations[u.ordinal] = 1
-                AND held[which[u.ordinal]] IS NOT NULL
-                AND (outcomes IS NULL OR u.outcome = 'completed')
-                AND (reported IS NULL OR NOT reported[u.ordinal])
-            RETURNING
-                t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
-                t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
-                u.result, u.ordinal
-        ), kept AS (
-            INSERT INTO windlass.history (
-                id, type, queue, status, priority, max_attempts, attempts, generation,
-                retention_seconds, drop_on, created_at, scheduled_for, claimed_at, started_at,
-                completed_at, worker_id, token, idempotency_key, payload, tags, result
-            )
-            SELECT
-                e.id, e.type, e.queue, 'completed', e.priority, e.max_attempts, e.attempts + 1, e.generation,
-                e.retention_seconds,
-                CASE WHEN e.retention_seconds IS NULL AND e.idempotency_key IS NULL THEN usual_day
-                    ELSE windlass.drop_day(at, e.retention_seconds, retention, e.idempotency_key, key_retention)
-                END,
-                e.created_at, e.scheduled_for, claim_times[which[e.ordinal]],
-                claim_times[which[e.ordinal]] + started_after[e.ordinal] * interval '1 second', at,
-                workers[which[e.ordinal]], held[which[e.ordinal]], e.idempotency_key, e.payload, e.tags,
-                e.result::jsonb
-            FROM ended e
-        )
-        SELECT coalesce(array_agg(e.ordinal), '{}') INTO settled FROM ended e;
+        IF outcomes IS NULL OR 'completed' = ANY (outcomes) THEN
+            settled := windlass.complete_batch(
+                held, workers, claim_times, which, task_ids, generations, started_after, outcomes, results,
+                reported, at, usual_day, retention, key_retention
+            );
+        END IF;
         IF outcomes IS NULL AND cardinality(settled) < cardinality(task_ids) THEN
             outcomes := array_fill('completed'::text, ARRAY[cardinality(task_ids)]);
         END IF;
