@@ -21,6 +21,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._told: list[asyncio.Event] = []
 
     def __bool__(self) -> bool:
         return self._event.is_set()
@@ -28,13 +29,26 @@ class Stop:
     def set(self) -> None:
         """Ask to stop."""
         self._event.set()
+        for event in self._told:
+            event.set()
+
+    def tell(self, event: asyncio.Event) -> None:
+        """Set this one too when the request is made: a loop then has but one thing to wait for."""
+        self._told.append(event)
+        if self:
+            event.set()
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait for the request, at most so long; return whether it was made."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        return self._event.is_set()
+        return await is_set_within(self._event, seconds)
+
+
+async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event, at most so long; return whether it is set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 def backoff(failures: int, *, longest: float = LONGEST_BACKOFF) -> float:

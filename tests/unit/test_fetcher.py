@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from datetime import timedelta
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -36,6 +37,7 @@ class Bench:
         self.lanes: list[int | None] = []  # that claims were to look at
         self.during_claim: Callable[[], None] = lambda: None
         self.during_set_idle: Callable[[], None] = lambda: None
+        self.during_promote: Callable[[], None] = lambda: None
         self.during_run: Callable[[], None] = lambda: None
         self.clock = MovedClock()
         self.asked_at: dict[UUID, float] = {}
@@ -103,6 +105,7 @@ class _Store(MemoryStore):
 
     async def promote(self, *_: object, **__: object) -> int:
         self._bench.log.append("promote")
+        self._bench.during_promote()
         return 0
 
 
@@ -287,40 +290,6 @@ async def test_more_free_slots_are_awaited_only_while_few_are_free(
     assert has_claimed is not is_awaited
 
 
-class Sleeps(Stop):
-    """Notes how long it is slept; some sleeps end by a wake-up, the others by their time."""
-
-    def __init__(self, woken: list[bool], wake: Callable[[], None]) -> None:
-        super().__init__()
-        self._woken = woken
-        self._wake = wake
-        self.pauses: list[float] = []
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        assert seconds is not None
-        self.pauses.append(seconds)
-        if not self._woken:
-            self.set()
-        elif self._woken.pop(0):
-            self._wake()
-            await asyncio.Future()
-        return bool(self)
-
-
-@pytest.mark.usefixtures("moved")
-async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again() -> None:
-    bench = Bench(poll=0.5)
-    found = ClaimAnswer(claim(1))
-    bench.answers = [NOTHING, NOTHING, found, found, NOTHING, found]
-    bench.stop = sleeps = Sleeps([True, True, True, False], bench.fetcher.wake)
-
-    await bench.run()
-
-    shortest = fetcher.SHORTEST_POLL
-    expected = [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]
-    assert sleeps.pauses == pytest.approx(expected)
-
-
 # Wake-ups that name a lane
 
 
@@ -329,34 +298,25 @@ class Sleeper(Bench):
 
     def __init__(self, *sleeps: Callable[["Sleeper"], None], poll: float = FOR_EVER) -> None:
         super().__init__(poll=poll)
-        self.stop = _Script(self, sleeps)
+        self._sleeps = list(sleeps)
         self.first: list[ClaimAnswer] = [NOTHING, NOTHING]
         self.pauses: list[float] = []  # for which it would have slept
 
     async def looks(self) -> list[int | None]:
         """The lanes of the claims that follow the first two, which register it as idle."""
         self.answers = [*self.first, *self.answers]
-        await self.run()
+        with mock.patch.object(fetcher, "is_set_within", self._sleep):
+            await self.run()
         assert self.lanes[:2] == [None, None]
         return self.lanes[2:]
 
-
-class _Script(Stop):
-    def __init__(self, bench: Sleeper, sleeps: tuple[Callable[[Sleeper], None], ...]) -> None:
-        super().__init__()
-        self._bench = bench
-        self._sleeps = list(sleeps)
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        assert seconds is not None
-        self._bench.pauses.append(seconds)
-        if not self._sleeps:
-            self.set()
-            return True
-        self._sleeps.pop(0)(self._bench)
-        if self._bench.fetcher._wakened.is_set():
-            await asyncio.Future()
-        return bool(self)
+    async def _sleep(self, wakened: asyncio.Event, seconds: float) -> bool:
+        self.pauses.append(seconds)
+        if self._sleeps:
+            self._sleeps.pop(0)(self)
+        else:
+            self.stop.set()
+        return wakened.is_set()
 
 
 @pytest.fixture
@@ -374,6 +334,20 @@ def woken_for(*lanes: int | None) -> Callable[[Sleeper], None]:
             bench.fetcher.wake(lane)
 
     return wake
+
+
+@pytest.mark.usefixtures("moved")
+async def test_only_what_no_wake_up_told_of_makes_it_poll_quickly_again() -> None:
+    wake = woken_for(None)
+    bench = Sleeper(wake, wake, wake, lambda _: None, poll=0.5)
+    found = ClaimAnswer(claim(1))
+    bench.answers = [found, found, NOTHING, found]
+
+    await bench.looks()
+
+    shortest = fetcher.SHORTEST_POLL
+    expected = [2 * shortest, 4 * shortest, 8 * shortest, 16 * shortest, shortest]
+    assert bench.pauses == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +490,7 @@ async def test_after_a_promotion_all_lanes_are_looked_at(moved: MovedClock) -> N
 
 
 async def test_after_a_look_that_failed_all_lanes_are_looked_at() -> None:
-    bench = Sleeper(woken_for(7), lambda _: None)
+    bench = Sleeper(woken_for(7))
 
     def fail_once() -> None:
         if bench.lanes[2:] == [7]:
@@ -525,3 +499,16 @@ async def test_after_a_look_that_failed_all_lanes_are_looked_at() -> None:
     bench.during_claim = fail_once
 
     assert await bench.looks() == [7, None]
+
+
+async def test_a_request_to_stop_that_comes_before_the_look_ends_the_sleep_after_it(
+    bench: Bench,
+) -> None:
+    """The look forgets the wake-ups of before it, and with them what the request had set."""
+    bench.fetcher._due_at = bench.clock.now
+    bench.fetcher._idle = True
+    bench.during_promote = bench.stop.set
+
+    await bench.run()
+
+    assert bench.log.count("claim") == 1

@@ -111,6 +111,18 @@ class OneLook(Stop):
         return self._passes < 0
 
 
+class Pauses(Stop):
+    """Notes for how long a loop would wait, and ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float | None] = []
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        self.pauses.append(seconds)
+        return True
+
+
 def waiting_to_be_written(worker: Worker) -> list[Outcome]:
     return [done.settlement.outcome for done in worker._committer._waiting]
 
@@ -469,6 +481,35 @@ async def test_what_has_ended_since_the_last_look_counts_at_once(
 
     assert a_tenth_later == pytest.approx(100 + 1000 * slots.BUFFER_AHEAD, abs=1)
     assert at_once == pytest.approx(100 + 2000 * slots.BUFFER_AHEAD, abs=1)
+
+
+async def test_the_time_without_work_says_nothing_about_the_rate(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
+    bench = make(buffer=1000)
+    worker = await bench.worker(concurrency=100)
+    worker._slots._rate = 0.0
+    clock.now += slots.LOOK_EVERY_IDLE * 0.9  # and nobody has looked meanwhile
+    await take(worker, claim(100))
+    clock.now += 0.1
+    bench.let_go.set()
+    await worker._slots.until_nothing_runs()
+
+    assert worker._slots.wanted() == pytest.approx(100 + 1000 * slots.BUFFER_AHEAD, abs=1)
+
+
+async def test_it_is_looked_seldom_while_nothing_is_held(make: Make) -> None:
+    bench = make()
+    worker = await bench.worker(concurrency=1)
+    looks = Pauses()
+    await worker._slots.watch(looks)
+    await take(worker, claim(1))
+    await worker._slots.watch(looks)
+
+    assert looks.pauses == [slots.LOOK_EVERY_IDLE, slots.LOOK_EVERY]
 
 
 async def test_a_claim_is_small_until_it_is_known_how_large_tasks_are(make: Make) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 from windlass.model.errors import StoreUnavailable
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
-from windlass.service import Stop, answered_within, backoff, first_of, patience
+from windlass.service import Stop, answered_within, backoff, first_of, is_set_within, patience
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit, tell
 
@@ -114,6 +114,7 @@ class Fetcher:
 
     async def run(self, stop: Stop) -> None:
         """Claim until asked to stop."""
+        stop.tell(self._wakened)
         failures = 0
         while not stop:
             await self._until_room(stop)
@@ -170,7 +171,7 @@ class Fetcher:
             # polls.
             is_missed = found and not self._is_woken
             self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
-            jitter = random.uniform(0.9, 1.0)  # noqa: S311
+            jitter = random.uniform(0.95, 1.0)  # noqa: S311
             self._look_by = time.monotonic() + self._pause * jitter
         await self._sleep(stop)
 
@@ -179,8 +180,8 @@ class Fetcher:
         if self._due_at is not None:
             until = min(until, self._due_at + (0 if self._is_leader() else LATE))
         pause = max(until - time.monotonic(), 0.001)
-        await first_of(self._wakened.wait(), stop.wait(pause))
-        self._is_woken = self._wakened.is_set()
+        if not stop:  # one made before this turn is forgotten by the event that it set
+            self._is_woken = await is_set_within(self._wakened, pause)
         self._has_read_all = True
 
     def _only_lane(self) -> int | None:

@@ -24,6 +24,7 @@ from windlass.telemetry import emit, tell
 
 MOST_UNSETTLED = 4000  # ended tasks that wait to be written; above it nothing is claimed
 LOOK_EVERY = 0.2  # seconds
+LOOK_EVERY_IDLE = 1.0
 SHORTEST_LOOK = 0.05  # seconds, over which a rate is taken
 GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
 FORGET = 0.95  # what is left of the average size of payloads after each one more
@@ -136,6 +137,8 @@ class Slots:
             except StoreUnavailable:
                 self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
                 raise
+        if not self._outstanding:
+            self._ended, self._measured_at = 0, time.monotonic()  # not over the time without work
         self._outstanding[claim.token] = len(claim.tasks)
         size = sum([len(job.task.payload) for job in jobs])
         weight = 1 - FORGET ** len(jobs)
@@ -273,7 +276,7 @@ class Slots:
 
     async def watch(self, stop: Stop) -> None:
         """Measure the rate; give back what waits, and give up what overstays, for too long."""
-        while not await stop.wait(LOOK_EVERY):
+        while not await stop.wait(LOOK_EVERY if self._outstanding else LOOK_EVERY_IDLE):
             now = time.monotonic()
             self._measure(now)
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
