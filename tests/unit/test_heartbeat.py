@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -15,12 +15,14 @@ from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Pulse, PulseAnswer, WorkerInfo
 from windlass.runtime import heartbeat
 from windlass.runtime.heartbeat import Heartbeat, Leases
+from windlass.store import clock_watch
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 
 ME = WorkerInfo(UUID(int=1), "host", 1, "0", 1, ("t",), None)
 LEASE = timedelta(seconds=1)
 TRUST = 0.9  # seconds
+EVERY = 0.001  # seconds, from beat to beat
 A, B = UUID(int=10), UUID(int=11)
 
 
@@ -40,7 +42,7 @@ class Bench:
             leases=self.leases,
             clock=ClockWatch(lease=LEASE, heartbeat=LEASE / 3),
             lease=LEASE,
-            every=timedelta(seconds=0.001),
+            every=timedelta(seconds=EVERY),
             is_idle=lambda: self.is_idle,
             running=lambda: 0,
             lost=self._lost,
@@ -335,3 +337,23 @@ async def test_each_beat_looks_at_the_stores_clock(
     await bench.beat()
 
     assert looks == [bench.store]
+
+
+async def test_a_beat_leaves_the_clock_to_a_leader_that_looks_at_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock_watch, "time", bench.clock)
+    looks: list[float] = []
+
+    async def now() -> datetime:
+        looks.append(bench.clock.now)
+        return datetime(2027, 3, 3, tzinfo=UTC)
+
+    monkeypatch.setattr(bench.store, "now", now)
+    began = bench.clock.now
+    await bench.heartbeat._clock.look(bench.store)  # as the leader does
+    for _ in range(2):
+        bench.clock.now += EVERY / 2
+        await bench.beat()
+
+    assert looks == pytest.approx([began, began + EVERY], abs=EVERY / 10)

@@ -181,9 +181,11 @@ class Heartbeat:
         skipped = deque(await self._pulse(store, self._leases.tokens()))
         while skipped and time.monotonic() < due_next:
             skipped += await self._pulse(store, [skipped.popleft()], self._patience)
-        # For the leader that this worker may become: it has to know how the clock went before.
-        async with answered_within(self._answer_within):
-            await self._clock.look(store)
+        # For the leader that this worker may become: it has to know how the clock went before. One that
+        # leads looks by itself.
+        if not self._clock.has_looked_within(self._every * 0.75):
+            async with answered_within(self._answer_within):
+                await self._clock.look(store)
 
     async def _pulse(
         self, store: Store, tokens: list[UUID], patience: timedelta = timedelta(0)

@@ -46,6 +46,11 @@ class ClockWatch:
             seen_at = self._last.asked_at if self._last else self._steady_since
             return timedelta(seconds=max(0.0, seen_at - self._steady_since))
 
+    def has_looked_within(self, seconds: float) -> bool:
+        """Whether somebody has asked for the time so lately."""
+        with self._lock:
+            return self._last is not None and time.monotonic() - self._last.asked_at < seconds
+
     async def look(self, store: ClockStore) -> bool:
         """Look at the clock; return whether leases that seem to be over are to be believed so."""
         asked_at = time.monotonic()

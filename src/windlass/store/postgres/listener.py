@@ -22,8 +22,8 @@ from windlass.telemetry import emit
 START_WITHIN = 1.0  # seconds that a worker waits for the first connection before it polls
 CONNECT_WITHIN = 5.0  # seconds
 ECHO_WITHIN = 5.0  # seconds for a notification to arrive
-PROBE_EVERY = 3.5  # seconds
-PROBED_WITHIN = 1.5  # seconds for the answer to a probe; a dead connection is known after both
+PROBE_EVERY = 3.8  # seconds
+PROBED_WITHIN = 1.2  # seconds for the answer to a probe; a dead connection is known after both
 LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what others have to mend
 
 ENDED = "the session that listened was ended"
