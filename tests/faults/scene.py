@@ -163,8 +163,7 @@ class Scene:
 
     async def chill(self) -> None:
         """Let the store's next call open a connection."""
-        assert self.store._run.pool is not None
-        await self.store._run.pool.expire_connections()
+        await self.store._run.expire()
 
     async def at(self, seconds: float) -> None:
         """Let the clock stand so long after noon."""

@@ -8,7 +8,7 @@ from typing import Any
 import asyncpg
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.connection import GIVE_UP_AFTER, transaction, translated
+from windlass.store.postgres.connection import BROKEN, GIVE_UP_AFTER, transaction, translated
 from windlass.store.sqlfiles import SqlFiles
 
 
@@ -19,6 +19,9 @@ class Statements:
         self._sql = sql
         self._url = url
         self.pool: asyncpg.Pool | None = None
+        self._spare: tuple[asyncpg.Pool, asyncpg.Connection] | None = None
+        self._waiting = 0  # calls that want a connection of the pool
+        self._generation = 0  # of connections; those of an older one are not to be used again
 
     async def fetch(
         self, name: str, *arguments: Any, confirmed: bool = False
@@ -51,11 +54,62 @@ class Statements:
         """Lend a connection for statements of somebody else, whose errors stay their own."""
         pool = self._opened()
         with translated(self._url):
-            connection = await pool.acquire()
+            connection = await self._take(pool)
         try:
             yield connection
         finally:
-            await asyncio.shield(asyncio.create_task(_give_back(pool, connection)))
+            await asyncio.shield(asyncio.create_task(self._give_back(pool, connection)))
+
+    async def expire(self) -> None:
+        """Use none of the connections there are any more."""
+        self._generation += 1
+        if self.pool is not None:
+            await self.pool.expire_connections()
+        await self._let_go_of_spare()
+
+    async def close(self, within: float) -> None:
+        """Close all connections; those that are in use after so many seconds are cut off."""
+        pool, self.pool = self.pool, None
+        await self._let_go_of_spare()
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), within)
+            except BROKEN:
+                pool.terminate()
+
+    async def _take(self, pool: asyncpg.Pool) -> asyncpg.Connection:
+        """Return a connection that nobody uses: the last one that was given back, or one of the pool."""
+        if self._spare is not None:
+            of, connection = self._spare
+            if of is pool and _is_open(connection):
+                self._spare = None
+                return connection
+            await self._let_go_of_spare()
+        self._waiting += 1
+        try:
+            return await pool.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _keep(self, pool: asyncpg.Pool, connection: asyncpg.Connection, taken_in: int) -> bool:
+        """Keep a connection at hand for the next call, unless somebody waits for it or there is no other.
+
+        To take it out of the pool and to put it back takes as long as all the rest that we do for a call.
+        """
+        if self._spare is not None or self._waiting:
+            return False
+        if pool is not self.pool or taken_in != self._generation:
+            return False
+        if not isinstance(pool, asyncpg.Pool) or pool.get_max_size() == 1:
+            return False
+        self._spare = pool, connection
+        return True
+
+    async def _let_go_of_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            # Whoever is cancelled meanwhile leaves it to itself.
+            await asyncio.shield(asyncio.create_task(self._give_back(*spare)))
 
     def _opened(self) -> asyncpg.Pool:
         if self.pool is None:
@@ -70,7 +124,7 @@ class Statements:
         """
         pool = self._opened()
         with translated(self._url):
-            connection = await pool.acquire()
+            connection, taken_in = await self._take(pool), self._generation
             if confirmed:
                 connection.has_unconfirmed()  # what was before is none of this call's business
             try:
@@ -78,38 +132,46 @@ class Statements:
             except BaseException as error:
                 if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
                     # Its server was demoted. New connections may find the primary: keep none.
-                    await pool.expire_connections()
+                    await self.expire()
                 # Whoever is cancelled meanwhile leaves it to itself, and its end is heard of.
-                await asyncio.shield(asyncio.create_task(_give_back(pool, connection)))
+                await asyncio.shield(asyncio.create_task(self._give_back(pool, connection)))
                 raise
             is_lacking = confirmed and connection.has_unconfirmed()
-            await _give_back_idle(pool, connection)
+            if not self._keep(pool, connection, taken_in):
+                await self._give_back_idle(pool, connection)
             if is_lacking:
                 raise StoreUnavailable(
                     "committed by the primary, but somebody ended the wait for its standby: "
                     "it is lost if that takes over now"
                 )
 
+    async def _give_back_idle(self, pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+        """Give back a connection on which nothing is under way.
 
-async def _give_back_idle(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
-    """Give back a connection on which nothing is under way.
+        The driver does it in a task of its own, for whoever is cancelled meanwhile, and that takes two
+        turns of the event loop: as long as all the rest that an enqueue does here. With nothing to wait
+        for there is no meanwhile, and if it has to close the connection, a cancellation cuts it off.
+        """
+        holder, inner = getattr(connection, "_holder", None), getattr(connection, "_con", None)
+        if holder is None or inner is None or not hasattr(inner, "_on_release"):
+            await self._give_back(
+                pool, connection
+            )  # the session has ended, or the driver is another
+            return
+        inner._on_release()  # noqa: SLF001 - as the driver's pool does
+        await holder.release(None)  # closing has a limit of its own
 
-    The driver does it in a task of its own, for whoever is cancelled meanwhile, and that takes two
-    turns of the event loop: as long as all the rest that an enqueue does here. With nothing to wait
-    for there is no meanwhile, and if it has to close the connection, a cancellation cuts it off.
-    """
-    holder, inner = getattr(connection, "_holder", None), getattr(connection, "_con", None)
-    if holder is None or inner is None or not hasattr(inner, "_on_release"):
-        await _give_back(pool, connection)  # the session has ended, or the driver is another
-        return
-    inner._on_release()  # noqa: SLF001 - as the driver's pool does
-    await holder.release(None)  # closing has a limit of its own
+    async def _give_back(self, pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+        try:
+            await pool.release(connection, timeout=GIVE_UP_AFTER)
+        except TimeoutError:
+            # It is closed. If it was the network that fell silent, then on all of them: nobody is to
+            # wait for each in turn.
+            await self.expire()
 
 
-async def _give_back(pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
+def _is_open(connection: asyncpg.Connection) -> bool:
     try:
-        await pool.release(connection, timeout=GIVE_UP_AFTER)
-    except TimeoutError:
-        # It is closed. If it was the network that fell silent, then on all of them: nobody is to
-        # wait for each in turn.
-        await pool.expire_connections()
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False  # its session has ended, and the pool has taken it back by itself

@@ -1,6 +1,5 @@
 """The PostgreSQL adapter: one method is one transaction, nearly always one statement file."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -8,7 +7,7 @@ from dataclasses import replace
 from windlass.store.port import Listening, Store, Wake
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.completing import CompleteVerbs
-from windlass.store.postgres.connection import BROKEN, check_isolation, create_pool
+from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.enqueueing import EnqueueVerbs
 from windlass.store.postgres.leading import LeadVerbs
 from windlass.store.postgres.listener import DEAF, Listener
@@ -57,14 +56,8 @@ class PostgresStore(
 
     async def close(self) -> None:
         await self._stop_looking_behind()
-        pools = [self._run.pool, self._handlers.pool]
-        self._run.pool = self._handlers.pool = None
-        for pool in pools:
-            if pool is not None:
-                try:
-                    await asyncio.wait_for(pool.close(), CLOSE_WITHIN)
-                except BROKEN:
-                    pool.terminate()
+        for statements in (self._run, self._handlers):
+            await statements.close(CLOSE_WITHIN)
 
     def beside(self) -> "PostgresStore":
         return PostgresStore(replace(self._options, pool_size=1, auto_migrate=False))
