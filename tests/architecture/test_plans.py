@@ -45,10 +45,13 @@ async def test_a_settlement_of_five_hundred_reads_five_hundred(
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
+@pytest.mark.parametrize("settings", ["", "enable_sort", "enable_mergejoin"])
 async def test_completed_tasks_are_merged_with_those_there_are(
-    subject: Subject, analyzed: bool
+    subject: Subject, analyzed: bool, settings: str
 ) -> None:
     """Nested loops would read no more, and compare each with each."""
+    if settings:
+        await subject.connection.execute(f"SET {settings} = off")  # as a role may have it
     await subject.fill(1000)
     if analyzed:
         await subject.analyze()

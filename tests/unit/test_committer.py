@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Answer, Claim, ClaimedTask, Outcome, Settlement
@@ -34,16 +35,21 @@ class FakeStore:
         self.hopeless: set[UUID] = set()
         self.lost: set[UUID] = set()
         self.outages = 0
+        self.most = LARGEST_BATCH  # settlements that it answers to
+        self.tries = 0
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Answer]:
         self.entered.set()
+        self.tries += 1
         await self.go_on.wait()
         if self.outages:
             self.outages -= 1
             raise StoreUnavailable("gone")
+        if len(settlements) > self.most:
+            raise StoreUnavailable("no answer")
         ids = {one.task_id for one in settlements}
         if self.busy & ids:
             raise StoreBusy("held")
@@ -134,6 +140,52 @@ async def test_no_batch_is_larger_than_the_largest_and_none_is_left_out(bench: B
     await bench.committer.run()
 
     assert [len(batch) for batch in bench.store.batches] == [LARGEST_BATCH, 1]
+
+
+async def test_a_batch_holds_no_more_than_its_bytes_and_one_task_at_least(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(committer_module, "BATCH_BYTES", 10)
+    kinds = [("x" * 5, None), ("x" * 2, "x" * 3), (None, "x"), ("x" * 50, None), (None, None)]
+    for number, (result, error) in enumerate(kinds):
+        each = done(number)
+        settlement = replace(each.settlement, result=result, error=error)
+        bench.committer.add(Done(each.job, settlement))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert [len(batch) for batch in bench.store.batches] == [2, 1, 1, 1]
+    assert list(bench.store.written()) == [UUID(int=number) for number in range(len(kinds))]
+
+
+async def test_a_batch_that_the_store_gives_up_on_is_written_in_halves(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be too much for the time that there is, or for one message."""
+    monkeypatch.setattr(committer_module, "backoff", lambda *_, **__: 0.0)
+    bench.store.most = 3
+    for number in range(8):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    async with asyncio.timeout(10):
+        await bench.committer.run()
+
+    assert [len(batch) for batch in bench.store.batches] == [2, 2, 2, 2]
+    assert bench.store.tries == (2 + 1 + 2) + (
+        2 + 2
+    )  # a half is divided at once if it fails as well
+    assert bench.settled.total() == 8
+
+
+async def test_one_failure_divides_no_batch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committer_module, "backoff", lambda *_, **__: 0.0)
+    bench.store.outages = 1
+    for number in range(8):
+        bench.committer.add(done(number))
+    bench.committer.close()
+    await bench.committer.run()
+
+    assert [len(batch) for batch in bench.store.batches] == [8]
 
 
 async def test_what_somebody_holds_is_tried_again_beside_the_others(

@@ -512,3 +512,16 @@ async def test_a_request_to_stop_that_comes_before_the_look_ends_the_sleep_after
     await bench.run()
 
     assert bench.log.count("claim") == 1
+
+
+async def test_a_request_to_stop_ends_a_sleep(bench: Bench) -> None:
+    bench.fetcher._idle = True
+    running = asyncio.create_task(bench.run())
+    while "went idle" not in bench.log:
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)  # it sleeps by now
+    bench.stop.set()
+    await running
+
+    assert bench.log.count("claim") == 1

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from windlass.service import backoff, cancelled_by, first_of, patience, stop_task
+from windlass.service import Stop, backoff, cancelled_by, first_of, patience, stop_task
 
 
 async def fail_after(event: asyncio.Event) -> None:
@@ -101,3 +101,14 @@ async def test_what_a_stopped_task_had_died_of_is_raised() -> None:
 
     with pytest.raises(LookupError):
         await stop_task(task)
+
+
+async def test_whoever_asks_to_be_told_of_a_request_to_stop_is_told_of_one_that_was_made() -> None:
+    stop = Stop()
+    before, after = asyncio.Event(), asyncio.Event()
+    stop.tell(before)
+    was_told = before.is_set()
+    stop.set()
+    stop.tell(after)
+
+    assert (was_told, before.is_set(), after.is_set()) == (False, True, True)

@@ -31,10 +31,12 @@ class Bench:
         self.app = App("memory:", **settings)
         self.let_go = asyncio.Event()
         self.workers: list[Worker] = []
+        self.result: str | None = None
 
         @self.app.task
-        async def work(text: str) -> None:
+        async def work(text: str) -> str | None:
             await self.let_go.wait()
+            return self.result
 
     async def worker(self, concurrency: int = 1) -> Worker:
         worker = await self.app.new_worker(concurrency=concurrency)
@@ -510,6 +512,79 @@ async def test_it_is_looked_seldom_while_nothing_is_held(make: Make) -> None:
     await worker._slots.watch(looks)
 
     assert looks.pauses == [slots.LOOK_EVERY_IDLE, slots.LOOK_EVERY]
+
+
+async def test_a_rate_is_forgotten_with_the_time_and_not_with_the_looks(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    held = (await make(buffer=1000).worker(concurrency=100))._slots
+    held._rate, held._measured_at = 3200.0, clock.now
+    clock.now += 2 * slots.LOOK_EVERY
+    await held.watch(OneLook())
+
+    assert held._rate == pytest.approx(800)
+
+
+@pytest.mark.parametrize(("pause", "wanted"), [(2.0, 0), (0.5, 200)])
+async def test_after_a_pause_nothing_is_claimed_ahead_at_the_rate_of_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch, pause: float, wanted: int
+) -> None:
+    """A worker that was fast must not take all there is from the others."""
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    monkeypatch.setattr(carrier, "time", clock)
+    bench = make(buffer=1000)
+    worker = await bench.worker(concurrency=1)
+    held = worker._slots
+    bench.let_go.set()
+    await take(worker, claim(1))
+    await held.until_nothing_runs()
+    held.settled(
+        Counter({job.claim: 1 for job in [done.job for done in worker._committer._waiting]})
+    )
+    held._rate, held._measured_at, held._ended = 1000.0, clock.now, 0
+    clock.now += slots.SHORTEST_LOOK * pause
+    bench.let_go.clear()
+    before = held.wanted()
+    await take(worker, claim(1))
+
+    assert (before, held.wanted()) == (1 + wanted, wanted)
+
+
+async def test_a_moment_says_nothing_about_the_rate(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MovedClock()
+    monkeypatch.setattr(slots, "time", clock)
+    held = (await make(buffer=1000).worker(concurrency=100))._slots
+    held._rate, held._ended, held._measured_at = 0.0, 5, clock.now
+    clock.now += slots.SHORTEST_LOOK / 2
+    await held.watch(OneLook())
+    too_soon = held._rate
+    clock.now += slots.SHORTEST_LOOK / 2
+    await held.watch(OneLook())
+
+    assert (too_soon, held._ended) == (0.0, 0)
+    assert held._rate > 0
+
+
+async def test_nothing_is_claimed_while_results_that_cannot_be_written_fill_the_memory(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    bench.let_go.set()
+    bench.result = "x" * 1000
+    worker = await bench.worker(concurrency=10)
+    await take(worker, claim(10))
+    await worker._slots.until_nothing_runs()
+    wanted = [worker._slots.wanted()]
+    monkeypatch.setattr(slots, "MOST_UNSETTLED_BYTES", 3000)
+    wanted.append(worker._slots.wanted())
+
+    assert wanted[0] > 0
+    assert wanted[1] == 0
 
 
 async def test_a_claim_is_small_until_it_is_known_how_large_tasks_are(make: Make) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextvars
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -19,6 +21,10 @@ from windlass.store.port import SettleStore
 from windlass.telemetry import emit, tell
 
 LARGEST_BATCH = 2000
+BATCH_BYTES = 8 << 20  # of results and errors in one batch, unless a single one has more
+HALVE_AFTER = (
+    2  # failures in a row: it may be too much to be written before the store is given up on
+)
 AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
 HELD_AGAIN_AFTER = 1.0
 
@@ -103,7 +109,8 @@ class Committer:
 
     def _next_batch(self) -> list[Done]:
         batch = self._waiting[:LARGEST_BATCH]
-        del self._waiting[:LARGEST_BATCH]
+        batch = batch[: _fitting([done.settlement for done in batch])]
+        del self._waiting[: len(batch)]
         return batch
 
     def _set_aside(self, commit: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -126,8 +133,7 @@ class Committer:
         self._closing = True
         self._arrived.set()
 
-    async def _commit(self, batch: Sequence[Done]) -> None:
-        failures = 0
+    async def _commit(self, batch: Sequence[Done], failures: int = 0) -> None:
         while True:
             settlements = [done.settlement for done in batch]
             try:
@@ -153,6 +159,9 @@ class Committer:
                 return
             failures += 1
             await asyncio.sleep(backoff(failures, longest=AGAIN_WITHIN))
+            if failures >= HALVE_AFTER and len(batch) > 1:
+                await self._halves(batch, failures)
+                return
 
     async def _without_held(self, batch: Sequence[Done]) -> Sequence[Done]:
         """Set aside what somebody's transaction holds, however long it may; return the others."""
@@ -169,9 +178,9 @@ class Committer:
         await asyncio.sleep(HELD_AGAIN_AFTER)
         await self._commit(batch)
 
-    async def _halves(self, batch: Sequence[Done]) -> None:
+    async def _halves(self, batch: Sequence[Done], failures: int = 0) -> None:
         middle = len(batch) // 2
-        await self._commit(batch[:middle])
+        await self._commit(batch[:middle], failures)
         await self._commit(batch[middle:])
 
     async def _refused(self, batch: Sequence[Done], error: Exception) -> None:
@@ -209,3 +218,12 @@ class Committer:
 
 def _claims(batch: Sequence[Done]) -> Counter[Claim]:
     return Counter([done.job.claim for done in batch])
+
+
+def _fitting(settlements: Sequence[Settlement]) -> int:
+    """How many of these, from the first on, may be written together."""
+    results, errors = [one.result for one in settlements], [one.error for one in settlements]
+    if results.count(None) == errors.count(None) == len(settlements):
+        return len(settlements)
+    sizes = [len(a or "") + len(b or "") for a, b in zip(results, errors, strict=True)]
+    return max(1, bisect_right(list(accumulate(sizes)), BATCH_BYTES))

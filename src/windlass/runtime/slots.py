@@ -23,8 +23,9 @@ from windlass.service import Stop
 from windlass.telemetry import emit, tell
 
 MOST_UNSETTLED = 4000  # ended tasks that wait to be written; above it nothing is claimed
+MOST_UNSETTLED_BYTES = 32 << 20  # of their results, if they are as large as those before
 LOOK_EVERY = 0.2  # seconds
-LOOK_EVERY_IDLE = 1.0
+LOOK_EVERY_IDLE = 0.5
 SHORTEST_LOOK = 0.05  # seconds, over which a rate is taken
 GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
 FORGET = 0.95  # what is left of the average size of payloads after each one more
@@ -62,6 +63,7 @@ class Slots:
         self._waiting: deque[Job] = deque()
         self._waiting_bytes = 0
         self._average_bytes = 0.0
+        self._average_result = 0.0  # bytes
         self._running: set[Job] = set()
         self._overdue: dict[Job, float] = {}  # told to end and still here; since which look
         self._outstanding: Counter[UUID] = Counter()
@@ -71,6 +73,7 @@ class Slots:
         self._ended = 0
         self._measured_at = time.monotonic()
         self._rate = 0.0
+        self._empty_since = self._measured_at
         self._changed = asyncio.Event()
         self._draining = False
         self.unsettled = 0
@@ -81,6 +84,8 @@ class Slots:
     def wanted(self) -> int:
         """How many tasks would be taken: free slots and what the buffer may hold."""
         if self._draining or self.unsettled > MOST_UNSETTLED:
+            return 0
+        if self.unsettled * self._average_result > MOST_UNSETTLED_BYTES:
             return 0
         ahead = min(self._buffer, int(self._rate_now() * BUFFER_AHEAD)) - len(self._waiting)
         if self._average_bytes:
@@ -137,8 +142,9 @@ class Slots:
             except StoreUnavailable:
                 self._leases.drop(claim.token)  # not run, so not kept: a rescue brings it back
                 raise
-        if not self._outstanding:
-            self._ended, self._measured_at = 0, time.monotonic()  # not over the time without work
+        now = time.monotonic()
+        if self._has_paused(now):
+            self._rate, self._ended, self._measured_at = 0.0, 0, now
         self._outstanding[claim.token] = len(claim.tasks)
         size = sum([len(job.task.payload) for job in jobs])
         weight = 1 - FORGET ** len(jobs)
@@ -206,7 +212,12 @@ class Slots:
 
     def _end(self, job: Job, outcome: AttemptOutcome) -> None:
         self.unsettled += 1
-        self._write(Done(job, self._settlement(job, outcome)))
+        settlement = self._settlement(job, outcome)
+        result = settlement.result
+        if result is not None or self._average_result:
+            size = 0 if result is None else len(result)
+            self._average_result += (size - self._average_result) * (1 - FORGET)
+        self._write(Done(job, settlement))
         self._changed.set()
 
     def _settlement(self, job: Job, outcome: AttemptOutcome) -> Settlement:
@@ -236,6 +247,8 @@ class Slots:
         if self._outstanding[token] <= 0:
             del self._outstanding[token]
             self._leases.drop(token)
+            if not self._outstanding:
+                self._empty_since = time.monotonic()
         self._changed.set()
 
     async def _change(self) -> None:
@@ -285,14 +298,24 @@ class Slots:
 
     def _measure(self, now: float) -> None:
         seconds = now - self._measured_at
-        if seconds > 0:
-            self._rate += (self._ended / seconds - self._rate) * 0.5
+        if seconds >= SHORTEST_LOOK:
+            weight = 1 - 0.5 ** (seconds / LOOK_EVERY)
+            self._rate += (self._ended / seconds - self._rate) * weight
             self._ended, self._measured_at = 0, now
 
     def _rate_now(self) -> float:
-        """Tasks a second: as measured, or more if work has begun since, of which nothing is measured yet."""
-        seconds = max(time.monotonic() - self._measured_at, SHORTEST_LOOK)
+        """Tasks a second: as measured, or more if work has begun since, of which nothing is measured yet.
+
+        None after a pause: what comes next may be of another kind, and is not all to be taken ahead of others.
+        """
+        now = time.monotonic()
+        if self._has_paused(now):
+            return 0.0
+        seconds = max(now - self._measured_at, SHORTEST_LOOK)
         return max(self._rate, self._ended / seconds)
+
+    def _has_paused(self, now: float) -> bool:
+        return not self._outstanding and now - self._empty_since > SHORTEST_LOOK
 
     def _abandon_stuck(self, now: float) -> None:
         overdue = [

@@ -687,6 +687,7 @@ CREATE FUNCTION windlass.complete_batch(held uuid[], workers uuid[], claim_times
     SET enable_nestloop TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'on'
+    SET enable_sort TO 'on'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -698,16 +699,17 @@ DECLARE
 BEGIN
     WITH ended AS (
         DELETE FROM windlass.task t
-        USING unnest(task_ids, outcomes, results) WITH ORDINALITY AS u (task_id, outcome, result, ordinal)
+        -- Results are not among what is sorted: they may be large.
+        USING unnest(task_ids) WITH ORDINALITY AS u (task_id, ordinal)
         WHERE t.id = ANY (task_ids) AND t.id = u.task_id
             AND t.generation = 1 AND generations[u.ordinal] = 1
             AND held[which[u.ordinal]] IS NOT NULL
-            AND (outcomes IS NULL OR u.outcome = 'completed')
+            AND (outcomes IS NULL OR outcomes[u.ordinal] = 'completed')
             AND (reported IS NULL OR NOT reported[u.ordinal])
         RETURNING
             t.id, t.type, t.queue, t.priority, t.max_attempts, t.attempts, t.generation,
             t.retention_seconds, t.created_at, t.scheduled_for, t.idempotency_key, t.payload, t.tags,
-            u.result, u.ordinal
+            u.ordinal
     ), kept AS (
         INSERT INTO windlass.history (
             id, type, queue, status, priority, max_attempts, attempts, generation,
@@ -723,7 +725,7 @@ BEGIN
             e.created_at, e.scheduled_for, claim_times[which[e.ordinal]],
             claim_times[which[e.ordinal]] + started_after[e.ordinal] * interval '1 second', at,
             workers[which[e.ordinal]], held[which[e.ordinal]], e.idempotency_key, e.payload, e.tags,
-            e.result::jsonb
+            results[e.ordinal]::jsonb
         FROM ended e
     )
     SELECT coalesce(array_agg(e.ordinal), '{}') INTO settled FROM ended e;
@@ -1380,6 +1382,10 @@ SELECT encode(
     'hex'
 )::uuid
 $$;
+
+CREATE FUNCTION windlass.others_than(these bigint[], last integer) RETURNS bigint[]
+    LANGUAGE sql IMMUTABLE
+    RETURN ARRAY(SELECT a.n FROM generate_series((1)::bigint, (others_than.last)::bigint) a(n) EXCEPT SELECT t.n FROM unnest(others_than.these) t(n));
 
 CREATE FUNCTION windlass.payload_fault(part jsonb, max_bytes integer) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -2080,8 +2086,8 @@ BEGIN
             -- What a handler completed in its own transaction was left to be counted down here.
             WITH completed AS (
                 DELETE FROM windlass.completed_within w
-                USING unnest(which, task_ids) WITH ORDINALITY AS u (which, task_id, ordinal)
-                WHERE w.token = tokens[u.which] AND w.task_id = u.task_id AND u.ordinal <> ALL (settled)
+                USING unnest(windlass.others_than(settled, cardinality(task_ids))) AS u (ordinal)
+                WHERE w.token = ANY (ARRAY[tokens[which[u.ordinal]]]) AND w.task_id = ANY (ARRAY[task_ids[u.ordinal]])
                 RETURNING u.ordinal
             )
             SELECT ended_here || coalesce(array_agg(c.ordinal), '{}') INTO ended_here FROM completed c;
@@ -2116,8 +2122,11 @@ BEGIN
             OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = u.task_id AND d.token = tokens[u.which])
             OR EXISTS (SELECT FROM windlass.task t WHERE t.id = u.task_id AND t.returned_by = tokens[u.which]
                 AND t.generation = u.generation + 1)
-        FROM unnest(which, task_ids, generations) WITH ORDINALITY AS u (which, task_id, generation, ordinal)
-        WHERE u.ordinal <> ALL (settled);
+        FROM unnest(windlass.others_than(settled, cardinality(task_ids))) AS m (ordinal)
+        CROSS JOIN LATERAL (
+            SELECT m.ordinal, which[m.ordinal] AS which, task_ids[m.ordinal] AS task_id,
+                generations[m.ordinal] AS generation
+        ) u;
     END IF;
 END
 $$;
