@@ -1,6 +1,7 @@
 """What a worker holds is its own only while it keeps the lease."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from contextlib import suppress
@@ -150,7 +151,8 @@ async def test_what_cannot_be_kept_is_stopped_and_neither_written_nor_begun(
         monkeypatch.setattr(await app.store(), "beside", Unreachable)
         handles = await app.enqueue_many([stubborn.call(n) for n in range(3)])
         worker = await app.new_worker(concurrency=1)
-        worker._slots._rate = 1e9  # as if tasks were short: the other two wait in the buffer
+        # As if tasks had been short until now: the other two wait in the buffer.
+        worker._slots._rate, worker._slots._empty_since = 1e9, math.inf
         running = asyncio.create_task(worker.run())
         await asyncio.wait_for(begun.wait(), 10)
         await asyncio.wait_for(worker._slots.emptied(), 10)

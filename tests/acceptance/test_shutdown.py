@@ -1,6 +1,7 @@
 """A worker that stops finishes what runs, and gives the rest back."""
 
 import asyncio
+import math
 from contextlib import suppress
 
 import pytest
@@ -43,7 +44,8 @@ async def test_a_drain_finishes_what_runs_and_gives_back_what_waits(app: App) ->
         return "finished"
 
     async with app.worker(concurrency=1) as worker:
-        worker._slots._rate = 1e9  # as if tasks were short: the second waits in the buffer
+        # As if tasks had been short until now: the second waits in the buffer.
+        worker._slots._rate, worker._slots._empty_since = 1e9, math.inf
         first, second = await app.enqueue_many([slow.call(), slow.call()])
         await asyncio.wait_for(started.wait(), 10)
         worker.stop()

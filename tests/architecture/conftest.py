@@ -8,11 +8,13 @@ import pytest
 from architecture.plan_costs import (
     Subject,
 )
-from windlass.store.postgres import cursors
+from windlass.store.postgres import claiming, cursors
 
 
 @pytest.fixture
-async def subject(database_url: str) -> AsyncIterator[Subject]:
+async def subject(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Subject]:
+    # It would come in between, on the one session there is.
+    monkeypatch.setattr(claiming, "LOOK_BEHIND_EVERY", 3600.0)
     connection = await asyncpg.connect(database_url, server_settings={"jit": "off"})
     # Autovacuum would come and go as it likes.
     for table in ("task", "ready", "scheduled", "claim", "claim_task"):

@@ -1,6 +1,7 @@
 """The worker's slots and buffer: what they take, keep and give back, without a store that works."""
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -40,9 +41,8 @@ class Bench:
 
     async def worker(self, concurrency: int = 1) -> Worker:
         worker = await self.app.new_worker(concurrency=concurrency)
-        worker._slots._rate = (
-            1e6  # as if tasks were short, so that as many as possible are kept ready
-        )
+        # As if tasks had been short until now, so that as many as possible are kept ready.
+        worker._slots._rate, worker._slots._empty_since = 1e6, math.inf
         self.workers.append(worker)
         return worker
 
@@ -493,7 +493,7 @@ async def test_the_time_without_work_says_nothing_about_the_rate(
     monkeypatch.setattr(carrier, "time", clock)
     bench = make(buffer=1000)
     worker = await bench.worker(concurrency=100)
-    worker._slots._rate = 0.0
+    worker._slots._rate, worker._slots._empty_since = 0.0, clock.now
     clock.now += slots.LOOK_EVERY_IDLE * 0.9  # and nobody has looked meanwhile
     await take(worker, claim(100))
     clock.now += 0.1

@@ -22,9 +22,7 @@ from windlass.telemetry import emit, tell
 
 LARGEST_BATCH = 2000
 BATCH_BYTES = 8 << 20  # of results and errors in one batch, unless a single one has more
-HALVE_AFTER = (
-    2  # failures in a row: it may be too much to be written before the store is given up on
-)
+HALVE_AFTER = 2  # failures in a row: perhaps it is too much for one try
 AGAIN_WITHIN = 2.0  # seconds: meanwhile leases run out
 HELD_AGAIN_AFTER = 1.0
 
