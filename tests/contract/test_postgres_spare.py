@@ -9,6 +9,8 @@ import pytest
 from windlass.store.postgres.statements import Statements
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
+pytestmark = pytest.mark.needs_direct("a connection is known by its session")
+
 SIZE = 2
 SESSION = "SELECT pg_backend_pid()"
 
