@@ -124,9 +124,7 @@ async def test_a_store_that_is_closed_leaves_no_session_behind(
     store: PostgresStore, user: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = await session_of(store._run)
-    monkeypatch.setattr(
-        asyncpg.Pool, "terminate", None
-    )  # nothing is in use that were to be cut off
+    monkeypatch.setattr(asyncpg.Pool, "terminate", None)  # there is nothing to cut off
     await store.close()
 
     async with asyncio.timeout(20):

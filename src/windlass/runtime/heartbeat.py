@@ -182,7 +182,7 @@ class Heartbeat:
         while skipped and time.monotonic() < due_next:
             skipped += await self._pulse(store, [skipped.popleft()], self._patience)
         # For the leader that this worker may become: it has to know how the clock went before. One that
-        # leads looks by itself.
+        # leads looks by itself, more often than the heart beats; our own last look was a beat ago.
         if not self._clock.has_looked_within(self._every * 0.75):
             async with answered_within(self._answer_within):
                 await self._clock.look(store)
