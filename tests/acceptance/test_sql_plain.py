@@ -269,7 +269,7 @@ async def test_a_task_of_a_paused_queue_waits_for_it(app: App, sql: asyncpg.Conn
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_the_commit_says_which_lane_has_a_new_task_and_a_rollback_nothing(
+async def test_the_commit_names_the_new_task_and_its_lane_and_a_rollback_nothing(
     sql: asyncpg.Connection, other: asyncpg.Connection, kept: bool
 ) -> None:
     told: asyncio.Queue[str] = asyncio.Queue()
@@ -277,13 +277,14 @@ async def test_the_commit_says_which_lane_has_a_new_task_and_a_rollback_nothing(
     transaction = sql.transaction()
     await transaction.start()
     await sql.execute("SELECT windlass.enqueue('work'), windlass.enqueue('mail.send')")
-    lanes = [str(row[0]) for row in await sql.fetch("SELECT lane FROM windlass.ready ORDER BY n")]
+    ready = await sql.fetch("SELECT lane, task_id FROM windlass.ready ORDER BY n")
     await (transaction.commit() if kept else transaction.rollback())
     await sql.execute("SELECT pg_notify('windlass.wake', 'the last')")
 
     async with asyncio.timeout(AT_ONCE):
         heard = [await told.get() for _ in range(3 if kept else 1)]
-    assert heard == ([*lanes, "the last"] if kept else ["the last"])
+    named = [f"{lane} {task_id}" for lane, task_id in ready]
+    assert heard == ([*named, "the last"] if kept else ["the last"])
     for table in ("task", "ready", "lane"):
         assert await other.fetchval(f"SELECT count(*) FROM windlass.{table}") == (2 if kept else 0)
 

@@ -187,8 +187,14 @@ class Subject:
         return max(cost.rows.get(table, 0) for cost in self.probe.costs)
 
 
-def ask(limit: int, types: Sequence[str] = ("resize",), *, lane: int | None = None) -> ClaimRequest:
-    return ClaimRequest(WORKER, tuple(types), limit, LEASE, AGEING, lane=lane)
+def ask(
+    limit: int,
+    types: Sequence[str] = ("resize",),
+    *,
+    lane: int | None = None,
+    task_id: UUID | None = None,
+) -> ClaimRequest:
+    return ClaimRequest(WORKER, tuple(types), limit, LEASE, AGEING, lane=lane, task_id=task_id)
 
 
 def settlements(claim: Claim, outcome: Outcome) -> list[Settlement]:

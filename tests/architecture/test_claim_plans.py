@@ -59,6 +59,32 @@ async def test_a_claim_of_a_named_lane_does_not_feel_a_million_pending_tasks(
             assert subject.rows("task") <= limit
 
 
+async def test_a_claim_of_a_named_task_does_not_feel_a_million_pending_tasks(
+    subject: Subject,
+) -> None:
+    subject.start_measuring()
+    await claim_named(subject)  # the plans are made while all is empty
+    await subject.fill(500_000)
+    await subject.fill(500_000, of="foreign")
+    for is_analyzed in (False, True):
+        if is_analyzed:
+            await subject.analyze()
+
+        assert await claim_named(subject) < 60
+        assert subject.rows("ready") <= 3
+        assert subject.rows("task") <= 1
+
+
+async def claim_named(subject: Subject) -> int:
+    """Claim a new task by its name; return how many buffers the claim has read."""
+    task, other = new_tasks(2)
+    await subject.store.enqueue([task, other])  # a procedure, for one alone, has no plan to look at
+    subject.probe.costs.clear()
+    answer = await subject.store.claim(ask(1, lane=7, task_id=task.id))
+    assert answer.claim is not None
+    return subject.buffers
+
+
 async def test_a_claim_does_not_feel_tasks_of_a_foreign_type_in_front(subject: Subject) -> None:
     await subject.fill(200_000, of="foreign")
     await subject.fill(1000)
@@ -204,6 +230,7 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         (lane,) = subject.store._cursors[False].bounds
         named = await subject.store.claim(ask(1, lane=lane))
         moved_in_one = subject.buffers
+        by_name = await claim_named(subject)
         subject.probe.costs.clear()
         another = PostgresStore(PostgresOptions(url=database_url))
         another._run.pool = subject.probe
@@ -215,6 +242,7 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         assert named.claim is not None
         assert moved < 100
         assert moved_in_one < 70
+        assert by_name < 60
         assert from_the_beginning > 5 * moved  # or this test would prove nothing
 
 

@@ -265,7 +265,7 @@ async def test_functions_with_pinned_plans_are_never_compiled(subject: Subject) 
         "WHERE pronamespace = 'windlass'::regnamespace AND 'enable_seqscan=off' = ANY (proconfig)"
     )
 
-    assert {"claim_batches", "claim_lane", "enqueue_tasks", "settle_batch"} <= {
+    assert {"claim_batches", "claim_lane", "claim_one", "enqueue_tasks", "settle_batch"} <= {
         row["proname"] for row in pinned
     }
     for row in pinned:

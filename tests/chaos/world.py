@@ -22,8 +22,9 @@ ENQUEUE_EVERY = 0.06  # seconds, of each producer: half of what the workers can 
 STATEMENTS = (
     "claim_tasks",
     "claim_lane",
+    "claim_one",
     "settle_tasks",
-    "enqueue_one",
+    "enqueue_now",
     "enqueue_alike",
     "enqueue_tasks",
     "rescue_claims",

@@ -392,7 +392,7 @@ async def test_another_schema_wakes_only_its_own_workers(database_url: str) -> N
         await store.register(info, lease=LEASE)
         await store.set_idle(WORKER, idle=True)
 
-    def ring(which: int, _lane: int | None = None) -> None:
+    def ring(which: int, *_named: object) -> None:
         heard[which].put_nowait(None)
 
     wakes = [partial(ring, which) for which in (0, 1)]

@@ -100,7 +100,7 @@ class Scene:
         await self.store.claim(request())
 
     async def listen(self) -> None:
-        async with self.store.listen(lambda _lane=None: None):
+        async with self.store.listen(lambda *_: None):
             pass
 
 

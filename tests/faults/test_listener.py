@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -44,9 +44,11 @@ class Ear:
         self.store = store
         self.woken = asyncio.Event()
         self.lanes: list[int | None] = []  # that it was woken for
+        self.tasks: list[UUID | None] = []
 
-    def wake(self, lane: int | None = None) -> None:
+    def wake(self, lane: int | None = None, task_id: UUID | None = None) -> None:
         self.lanes.append(lane)
+        self.tasks.append(task_id)
         self.woken.set()
 
     async def hears(self, act: Callable[[], Awaitable[object]]) -> None:
@@ -106,6 +108,32 @@ async def test_a_wake_up_names_the_lane_and_what_others_say_does_not_harm(
         for said in ("", "resize", "1.0", "9223372036854775808", "-9223372036854775809", "१"):
             await ear.hears(partial(watcher.execute, NOTIFY, said))
             assert ear.lanes[-1] is None, said
+
+
+async def test_a_wake_up_names_a_plain_task_that_came_alone(
+    database_url: str, direct_url: str | None, watcher: asyncpg.Connection
+) -> None:
+    lane = await watcher.fetchval(
+        "SELECT windlass.lane_number('default', 'resize', 10::int2, 0::int2)"
+    )
+    plain = new_task()
+    others = [[new_task(), new_task()], [new_task(idempotency_key="a")], [new_task(tags=("t",))]]
+    async with listening(database_url, direct_url) as ear:
+        await ear.hears(partial(ear.store.enqueue, [plain]))
+        await ear.hears(partial(watcher.execute, "SELECT windlass.enqueue('resize')"))
+        by_sql = await watcher.fetchval("SELECT id FROM windlass.tasks WHERE id <> $1", plain.id)
+        assert ear.tasks == [plain.id, by_sql]
+        assert ear.lanes == [lane, lane]
+
+        for tasks in others:
+            await ear.hears(partial(ear.store.enqueue, tasks))
+            assert ear.tasks[-1] is None
+
+        await ear.hears(partial(watcher.execute, NOTIFY, f"-5 {plain.id}"))
+        assert (ear.lanes[-1], ear.tasks[-1]) == (-5, plain.id)
+        for said in (f"{plain.id}", f"5 {plain.id} ", f"5  {plain.id}", f"x {plain.id}", "5 5"):
+            await ear.hears(partial(watcher.execute, NOTIFY, said))
+            assert (ear.lanes[-1], ear.tasks[-1]) == (None, None), said
 
 
 # What befalls its connection

@@ -29,7 +29,7 @@ async def listening(url: str, direct_url: str | None) -> AsyncIterator[None]:
     await store.set_idle(WORKER, idle=True)
     woken = asyncio.Event()
     try:
-        async with store.listen(lambda _lane=None: woken.set()):
+        async with store.listen(lambda *_: woken.set()):
             yield
             woken.clear()
             await add(store)
@@ -81,7 +81,7 @@ async def test_the_word_of_another_proves_nothing(
     talking = asyncio.create_task(talk())
     store = PostgresStore(PostgresOptions(url=sql_url, direct_url=empty_sql_url))
     await store.open()
-    async with store.listen(lambda _lane=None: None):
+    async with store.listen(lambda *_: None):
         await said.until("listener.deaf")
     await store.close()
     await stop_task(talking)
@@ -150,6 +150,6 @@ async def test_what_somebody_has_to_mend_is_tried_less_often(
     monkeypatch.setattr(listener, "backoff", backoff)
     store = PostgresStore(PostgresOptions(url=sql_url, direct_url=empty_sql_url))
     await store.open()
-    async with store.listen(lambda _lane=None: None):
+    async with store.listen(lambda *_: None):
         assert await asyncio.wait_for(asked.get(), DEADLINE) == listener.LONGEST_UNTIL_MENDED
     await store.close()

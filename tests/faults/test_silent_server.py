@@ -33,8 +33,8 @@ def app(proxy: Proxy, database_url: str, monkeypatch: pytest.MonkeyPatch) -> App
     [
         ("claim_tasks", before(COMMIT)),
         ("claim_tasks", after(COMMIT)),
-        pytest.param("claim_lane", before(COMMIT), marks=WOKEN),
-        pytest.param("claim_lane", after(COMMIT), marks=WOKEN),
+        pytest.param("claim_one", before(COMMIT), marks=WOKEN),
+        pytest.param("claim_one", after(COMMIT), marks=WOKEN),
         ("set_idle", after(COMMIT)),
         ("settle_tasks", before(COMMIT)),
         ("settle_tasks", after(COMMIT)),

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
 from faults.noting import enqueue_in_the_end, noting_worker
 from faults.processes import until
+from faults.said import DEADLINE
 from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
 from windlass.model.examination import Level
@@ -169,13 +171,28 @@ async def test_connections_to_a_demoted_primary_are_given_up(servers: Pair) -> N
     assert await servers.standby.run("SELECT count(*) FROM windlass.tasks") == 16
 
 
+@asynccontextmanager
+async def somebody_idle(servers: Pair) -> AsyncIterator[None]:
+    """Have a worker registered that waits for tasks, but does nothing."""
+    await servers.primary.run(
+        "INSERT INTO windlass.worker_pulse VALUES (gen_random_uuid(), now(), now() + '1 h', 0, true)"
+    )
+    try:
+        yield
+    finally:
+        await servers.primary.run("DELETE FROM windlass.worker_pulse")
+
+
 @pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
-@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize(
+    ("key", "is_awaited"), [(None, False), (None, True), ("k", False)], ids=str
+)
 async def test_an_enqueue_is_acknowledged_only_once_the_standby_has_it(
-    standing: Pair, end: str, key: str | None
+    standing: Pair, end: str, key: str | None, is_awaited: bool
 ) -> None:
     """Whoever ends the wait of a commit does not undo it, and does not make it safe either."""
-    async with App(standing.primary.url) as app:
+    idle = somebody_idle(standing) if is_awaited else nullcontext()
+    async with idle, App(standing.primary.url) as app:
         await app.enqueue("note", {"n": 1})
         await standing.standby.run("SELECT pg_wal_replay_pause()")
         try:
@@ -217,3 +234,33 @@ async def test_a_key_that_is_found_is_acknowledged_only_once_the_standby_has_its
 
     query = f"SELECT count(*) FROM windlass.tasks WHERE id = '{handle.id}'"
     assert await standing.standby.run(query) == 1
+
+
+async def test_a_task_is_claimed_while_its_enqueue_waits_and_begins_when_both_are_safe(
+    standing: Pair,
+) -> None:
+    app = App(standing.primary.url)
+    ran = asyncio.Event()
+
+    @app.task
+    async def note_early() -> str:
+        ran.set()
+        return "done"
+
+    claiming = f"SELECT count(*) {WAITING} AND query LIKE '%claim_one%'"
+    async with app, app.worker():
+        while not await standing.primary.run(
+            "SELECT count(*) FROM windlass.worker_pulse WHERE idle"
+        ):
+            await asyncio.sleep(0.01)
+        await standing.standby.run("SELECT pg_wal_replay_pause()")
+        try:
+            enqueueing = asyncio.create_task(note_early.enqueue())
+            async with asyncio.timeout(DEADLINE):
+                while not await standing.primary.run(claiming):
+                    await asyncio.sleep(0.01)
+            assert not enqueueing.done()
+            assert not ran.is_set()
+        finally:
+            await standing.standby.run("SELECT pg_wal_replay_resume()")
+        assert await (await enqueueing).result(timeout=DEADLINE) == "done"

@@ -69,8 +69,8 @@ class IdleWorker:
             went_idle=self.asleep.set,
         )
 
-    def wake(self, lane: int | None = None) -> None:
-        self.fetcher.wake(lane)
+    def wake(self, lane: int | None = None, task_id: UUID | None = None) -> None:
+        self.fetcher.wake(lane, task_id)
         self.woken.set()
 
     async def takes(self, *task_ids: UUID) -> None:
@@ -203,7 +203,7 @@ async def test_who_is_idle_when_an_enqueue_looks_is_told_when_it_commits(
     async with worker.running():
         await until_asleep(worker)
         enqueuing = await sessions.begin()
-        task_ids = await add(enqueuing.store)
+        task_ids = await add(enqueuing.store, 2)  # one alone would commit by itself
         assert not worker.woken.is_set()
 
         await enqueuing.commit()

@@ -19,6 +19,7 @@ from windlass.store.memory import MemoryStore
 
 ME = UUID(int=1)
 FOR_EVER = 1e6  # seconds
+FIRST, SECOND = UUID(int=1), UUID(int=2)
 NOTHING = ClaimAnswer(None)
 
 
@@ -34,6 +35,7 @@ class Bench:
         self.log: list[str] = []
         self.answers: list[ClaimAnswer] = []
         self.limits: list[int] = []
+        self.named: list[UUID | None] = []
         self.lanes: list[int | None] = []  # that claims were to look at
         self.during_claim: Callable[[], None] = lambda: None
         self.during_set_idle: Callable[[], None] = lambda: None
@@ -95,6 +97,7 @@ class _Store(MemoryStore):
         bench.log.append("claim alone" if request.alone else "claim")
         bench.limits.append(request.limit)
         bench.lanes.append(request.lane)
+        bench.named.append(request.task_id)
         answer = bench.answers.pop(0) if bench.answers else NOTHING
         bench.during_claim()
         return answer
@@ -358,6 +361,46 @@ async def test_a_look_is_at_the_lane_that_all_wake_ups_name(
     lanes: tuple[int | None, ...], look: int | None
 ) -> None:
     assert await Sleeper(woken_for(*lanes)).looks() == [look]
+
+
+async def named_looks(*sleeps: Callable[[Sleeper], None]) -> list[tuple[int | None, UUID | None]]:
+    """The lanes and tasks of the claims after each sleep."""
+    bench = Sleeper(*sleeps)
+    lanes = await bench.looks()
+    return list(zip(lanes, bench.named[2:], strict=True))
+
+
+def woken_by(*named: tuple[int | None, UUID | None]) -> Callable[[Sleeper], None]:
+    def wake(bench: Sleeper) -> None:
+        for one in named:
+            bench.fetcher.wake(*one)
+
+    return wake
+
+
+@pytest.mark.parametrize(
+    ("named", "look"),
+    [
+        ([(7, FIRST)], (7, FIRST)),
+        ([(7, FIRST), (7, SECOND)], (7, None)),
+        ([(7, None), (7, FIRST)], (7, None)),
+        ([(7, FIRST), (7, None)], (7, None)),
+        ([(7, FIRST), (8, SECOND)], (None, None)),
+        ([(7, FIRST), (None, None)], (None, None)),
+    ],
+)
+async def test_a_look_is_at_the_task_that_the_one_wake_up_names(
+    named: list[tuple[int | None, UUID | None]], look: tuple[int | None, UUID | None]
+) -> None:
+    assert await named_looks(woken_by(*named)) == [look]
+
+
+async def test_a_task_that_was_named_for_one_look_is_not_that_of_the_next() -> None:
+    first, second = woken_by((7, FIRST)), woken_by((7, SECOND))
+
+    looks = await named_looks(first, woken_by((7, None)), second, lambda _: None)
+
+    assert looks == [(7, FIRST), (7, None), (7, SECOND), (None, None)]
 
 
 async def test_a_look_that_no_wake_up_led_to_is_at_all_lanes() -> None:

@@ -117,7 +117,9 @@ class ClaimRequest:
     ageing: timedelta  # how long a task waits to gain one point of priority
     queues: tuple[str, ...] | None = None  # None: all
     alone: bool = False
-    lane: int | None = None  # the only one to look at, as a wake-up named it; else None
+    # What alone is to be looked at, as a wake-up named it.
+    lane: int | None = None
+    task_id: UUID | None = None
 
 
 class ClaimAnswer(NamedTuple):

@@ -78,6 +78,7 @@ class Fetcher:
         self._went_idle = went_idle
         self._wakened = asyncio.Event()
         self._woken_for: set[int | None] = set()  # lanes; None: perhaps any
+        self._woken_by: UUID | None = None  # the task that it was woken for, if by one alone
         self._idle = False
         self._is_woken = False
         self._has_read_all = False  # and since then only what it was woken for is new
@@ -106,8 +107,9 @@ class Fetcher:
             return ""
         return f"no look for work was answered for {silent:.0f} s"
 
-    def wake(self, lane: int | None = None) -> None:
-        """Look for work now instead of at the next poll; `lane`: there is some in this one."""
+    def wake(self, lane: int | None = None, task_id: UUID | None = None) -> None:
+        """Look for work now instead of at the next poll; `lane`, `task_id`: it is in this one, or this."""
+        self._woken_by = None if self._woken_for else task_id
         if len(self._woken_for) < 2:  # more than one are as good as any
             self._woken_for.add(lane)
         self._wakened.set()
@@ -142,10 +144,11 @@ class Fetcher:
         await self.promote_due()
         self._turned_at = time.monotonic()
         lane = self._only_lane()
+        task_id = None if lane is None else self._woken_by
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
         self._woken_for.clear()
         self._has_read_all = False
-        answer, asked_at = await self._claim(size, lane=lane)
+        answer, asked_at = await self._claim(size, lane=lane, task_id=task_id)
         found = 0 if answer.claim is None else len(answer.claim.tasks)
         if answer.claim is not None:
             self._room.hold(answer.claim, asked_at)
@@ -195,7 +198,12 @@ class Fetcher:
         return lane if time.monotonic() < self._look_by else None
 
     async def _claim(
-        self, size: int, *, alone: bool = False, lane: int | None = None
+        self,
+        size: int,
+        *,
+        alone: bool = False,
+        lane: int | None = None,
+        task_id: UUID | None = None,
     ) -> tuple[ClaimAnswer, float]:
         request = self._request
         asked_at = time.monotonic()
@@ -208,6 +216,7 @@ class Fetcher:
             request.queues,
             alone,
             lane,
+            task_id,
         )
         async with answered_within(self._patience):
             answer = await self._store.claim(asked)

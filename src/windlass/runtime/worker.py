@@ -1,6 +1,7 @@
 """Joins the stages with bounded buffers; drains them in order on stop."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -337,10 +338,13 @@ class Worker:
         )
 
     async def _fetch(self, stop: Stop) -> None:
-        loop = asyncio.get_running_loop()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
-        def wake(lane: int | None = None) -> None:
-            loop.call_soon_threadsafe(self._fetcher.wake, lane)
+        def wake(lane: int | None = None, task_id: UUID | None = None) -> None:
+            if threading.get_ident() == thread:
+                self._fetcher.wake(lane, task_id)
+            else:
+                loop.call_soon_threadsafe(self._fetcher.wake, lane, task_id)
 
         async with self._store.listen(wake) as self._listening:
             await self._fetcher.run(stop)

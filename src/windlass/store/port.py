@@ -184,7 +184,8 @@ class ClaimStore(Protocol):
         the ageing step for each point of priority, each lane in the order in which its tasks
         became ready. Paused queues are left out. With `alone`, only tasks recovered twice: one,
         or while there are more than a hundred, a batch halved with each recovery. With `lane`, a
-        store may leave out all others, and what it would say of them.
+        store may leave out all others, and with `task_id` all other tasks, and what it would say of
+        them.
         """
 
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:
@@ -386,8 +387,8 @@ class Listening(Protocol):
 class Wake(Protocol):
     """How a fetcher is told, from any thread, that there may be work."""
 
-    def __call__(self, lane: int | None = None, /) -> None:
-        """Tell it; `lane`: it is there and nowhere else, see `ClaimRequest.lane`."""
+    def __call__(self, lane: int | None = None, task_id: UUID | None = None, /) -> None:
+        """Tell it; `lane`, `task_id`: it is this and nothing else, see `ClaimRequest`."""
 
 
 class WakeStore(Protocol):

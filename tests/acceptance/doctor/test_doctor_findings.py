@@ -71,7 +71,7 @@ async def test_all_that_the_migrations_make_is_looked_for(sql_url: str) -> None:
     there = await session.fetch(
         "SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname::text FROM pg_class "
         "WHERE relnamespace = 'windlass'::regnamespace AND relkind IN ('r', 'p', 'v') "
-        "UNION SELECT 'FUNCTION', proname::text FROM pg_proc "
+        "UNION SELECT CASE prokind WHEN 'p' THEN 'PROCEDURE' ELSE 'FUNCTION' END, proname::text FROM pg_proc "
         "WHERE pronamespace = 'windlass'::regnamespace"
     )
     await session.close()

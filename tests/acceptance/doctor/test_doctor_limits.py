@@ -149,6 +149,22 @@ async def test_a_role_is_told_what_it_lacks_and_each_advice_helps(
     assert works == [(OK, f"role '{owner}' may look, enqueue and work")]
 
 
+async def test_a_role_that_may_not_call_what_an_enqueue_needs_is_told_what_helps(
+    patient_sql_url: str, sql: asyncpg.Connection, stranger: str
+) -> None:
+    url = as_role(stranger, patient_sql_url)
+    needed = "windlass.lane_number, windlass.enqueue_now"  # one of them is a procedure
+    await sql.execute(f"GRANT USAGE ON SCHEMA windlass TO {stranger}")
+    await sql.execute(f"REVOKE EXECUTE ON ROUTINE {needed} FROM PUBLIC")
+    try:
+        (lacking,) = [one for one in await findings(url) if "may not call" in one.found]
+        assert lacking.advice is not None
+        await sql.execute(lacking.advice)
+        assert not [one for one in await findings(url) if "may not call" in one.found]
+    finally:
+        await sql.execute(f"GRANT EXECUTE ON ROUTINE {needed} TO PUBLIC")
+
+
 SETTINGS = {
     "default_transaction_read_only": "on",
     "idle_in_transaction_session_timeout": "0",

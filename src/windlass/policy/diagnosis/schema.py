@@ -106,7 +106,7 @@ def _lacking(check: str, server: Server, schema: str, may: Rights) -> list[Findi
             error(
                 check,
                 f"role '{role}' may not call {listed(may.not_callable)}",
-                f"GRANT EXECUTE ON FUNCTION {schema}.{f', {schema}.'.join(may.not_callable)} {to_role}",
+                f"GRANT EXECUTE ON ROUTINE {schema}.{f', {schema}.'.join(may.not_callable)} {to_role}",
             )
         )
     if may.closed:

@@ -31,6 +31,8 @@ class ClaimVerbs(PostgresParts):
         token = uuid4()
         lane = None if late or request.alone else request.lane
         try:
+            if lane is not None and request.task_id is not None:
+                return await self._claim_one(request, token, request.task_id)
             if lane is None:
                 rows = await self._claim_tasks(request, token, bounds, late)
             else:
@@ -102,6 +104,25 @@ class ClaimVerbs(PostgresParts):
             lane,
             *(bound or (None, None)),
         )
+
+    async def _claim_one(self, request: ClaimRequest, token: UUID, task_id: UUID) -> ClaimAnswer:
+        """Claim what a wake-up named. Nothing was read besides, so no bound moves."""
+        rows = await self._run.fetch(
+            "claim_one",
+            request.worker_id,
+            token,
+            request.types,
+            request.queues,
+            request.lease,
+            task_id,
+        )
+        if not rows:
+            return ClaimAnswer(None)
+        kind, queue, priority, payload, attempts, max_attempts, waited, fence = rows[0]
+        task = ClaimedTask(
+            task_id, kind, queue, priority, payload, attempts, max_attempts, 1, None, waited
+        )
+        return ClaimAnswer(Claim(token, fence, (task,), False, (kind, queue)))
 
     def _look_behind_soon(self) -> None:
         if self._looking_behind is None or self._looking_behind.done():

@@ -57,7 +57,7 @@ class EnqueueVerbs(PostgresParts):
             task = tasks[0]
             kind = (task.type, task.queue, task.priority, task.max_attempts)
             one = (task.id, task.payload, *kind, _seconds(task.retention))
-            await self._run.fetch("enqueue_one", *one, confirmed=True)
+            await self._run.fetch("enqueue_now", *one, confirmed=True)
             return [Enqueued(task.id, created=True)]
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
             name, arguments = _statement(tasks, fence, repeated)

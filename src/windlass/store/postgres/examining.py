@@ -74,7 +74,8 @@ _NOT_THERE = (
     asyncpg.UndefinedObjectError,
 )
 _MAKES = re.compile(
-    r"^(CREATE|DROP) (?:OR REPLACE )?(TABLE|VIEW|FUNCTION) (?:IF (?:NOT )?EXISTS )?\w+\.(\w+)",
+    r"^(CREATE|DROP) (?:OR REPLACE )?(TABLE|VIEW|FUNCTION|PROCEDURE) "
+    r"(?:IF (?:NOT )?EXISTS )?\w+\.(\w+)",
     re.MULTILINE,
 )
 
@@ -305,7 +306,7 @@ class _Looks:
 
 
 def made_by(migrations: Sequence[Migration]) -> list[tuple[str, str]]:
-    """Return the tables, views and functions that are there after these, by kind and name."""
+    """Return the tables, views, functions and procedures that are there after these, by kind and name."""
     made: dict[tuple[str, str], bool] = {}
     for migration in migrations:
         for verb, kind, name in _MAKES.findall(migration.sql):

@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import asyncpg
 
@@ -27,7 +27,7 @@ PROBED_WITHIN = 1.2  # seconds for the answer to a probe; a dead connection is k
 LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what others have to mend
 
 ENDED = "the session that listened was ended"
-_LANE = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_NAMED = re.compile(r"(-?[0-9]{1,19})(?: ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))?", re.ASCII)
 DEAF = (
     "wake-ups are off and new work is found by polling, since {}; set direct_url to a URL of this "
     "database on the server itself, with no pooler in transaction mode before it"
@@ -90,7 +90,7 @@ class Listener:
         ended = asyncio.Event()
 
         def notified(_connection: Any, _process: int, _channel: str, said: str) -> None:
-            wake(_lane(said))
+            wake(*_named(said))
 
         connection = await self._connect()
         try:
@@ -152,9 +152,12 @@ class Listener:
         raise StoreUnavailable(ENDED)
 
 
-def _lane(said: str) -> int | None:
-    """The lane that a notification names, if it does: anybody may send one."""
-    if not _LANE.fullmatch(said):
-        return None
-    lane = int(said)
-    return lane if -(1 << 63) <= lane < 1 << 63 else None
+def _named(said: str) -> tuple[int | None, UUID | None]:
+    """The lane and the task that a notification names, if it does: anybody may send one."""
+    words = _NAMED.fullmatch(said)
+    if words is None:
+        return None, None
+    lane = int(words[1])
+    if not -(1 << 63) <= lane < 1 << 63:
+        return None, None
+    return lane, None if words[2] is None else UUID(words[2])

@@ -645,6 +645,44 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.claim_one(worker uuid, new_token uuid, types text[], queues text[], lease interval, named uuid) RETURNS TABLE(type text, queue text, priority smallint, payload text, attempts smallint, max_attempts smallint, waited double precision, fence bigint)
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    at timestamptz;
+BEGIN
+    -- The row of its place is never changed, only removed: who has locked it knows all of the task.
+    SELECT
+        t.type, t.queue, t.priority,
+        coalesce(t.payload::text, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)),
+        t.attempts, t.max_attempts, date_part('epoch', windlass.clock() - t.scheduled_for)
+    INTO type, queue, priority, payload, attempts, max_attempts, waited
+    FROM windlass.ready r
+    JOIN windlass.task t ON t.id = r.task_id
+    WHERE r.task_id = named AND r.generation = 1
+        AND t.type = ANY (types) AND (queues IS NULL OR t.queue = ANY (queues))
+        AND NOT EXISTS (
+            SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
+        )
+    FOR UPDATE OF r SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    DELETE FROM windlass.ready r WHERE r.task_id = named;
+    at := windlass.clock();
+    INSERT INTO windlass.claim (token, worker_id, claimed_at, expires_at, remaining)
+    VALUES (new_token, worker, at, at + lease, 1)
+    RETURNING windlass.claim.fence INTO fence;
+    INSERT INTO windlass.claim_task (token, task_ids, generations)
+    VALUES (new_token, ARRAY[named], ARRAY[1]);
+    RETURN NEXT;
+END
+$$;
+
 CREATE FUNCTION windlass.claim_tasks(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(id uuid, type text, queue text, priority smallint, payload jsonb, attempts smallint, max_attempts smallint, generation integer, cancel_reason text, fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, waited double precision)
     LANGUAGE sql
     AS $$
@@ -881,7 +919,7 @@ BEGIN
                     ARRAY[queue], ARRAY[type], ARRAY[priority]::smallint[], ARRAY[0::smallint]);
             END IF;
             -- Whoever is idle by the time of the commit: the caller may commit much later.
-            PERFORM pg_notify('windlass.wake', number::text);
+            PERFORM pg_notify('windlass.wake', number || ' ' || added);
             RETURN added;
         END IF;
     END IF;
@@ -1117,6 +1155,49 @@ BEGIN
         EXCEPTION WHEN SQLSTATE 'WL000' THEN
             PERFORM windlass.refuse_id(given, place);
         END;
+    END IF;
+END
+$$;
+
+CREATE PROCEDURE windlass.enqueue_now(IN task_id uuid, IN payload text, IN type text, IN queue text, IN priority smallint, IN max_attempts smallint, IN retention integer)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_variable
+DECLARE
+    born constant timestamptz := windlass.clock();
+    number constant bigint := windlass.lane_number(queue, type, priority, 0::smallint);
+    is_listed boolean;
+    is_awaited boolean;
+BEGIN
+    WITH task AS (
+        INSERT INTO windlass.task (
+            id, type, queue, priority, max_attempts, retention_seconds, created_at, scheduled_for, payload
+        )
+        VALUES (
+            task_id, type, queue, priority, max_attempts, retention, born, born,
+            CASE WHEN NOT windlass.is_large(payload) THEN payload::jsonb END
+        )
+    ), waiting AS (
+        INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+        VALUES (number, task_id, 1, born)
+    )
+    SELECT
+        EXISTS (SELECT FROM windlass.lane l WHERE l.lane = number),
+        EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle)
+    INTO is_listed, is_awaited;
+    IF windlass.is_large(payload) THEN
+        INSERT INTO windlass.large_payload (task_id, payload) VALUES (task_id, payload);
+    END IF;
+    IF NOT is_listed THEN
+        PERFORM windlass.add_lanes(ARRAY[queue], ARRAY[type], ARRAY[priority], ARRAY[0::smallint]);
+    END IF;
+    IF is_awaited THEN
+        PERFORM
+            pg_notify('windlass.wake', number || ' ' || task_id),
+            set_config('synchronous_commit', 'off', true);
+        COMMIT;
+        -- One that writes nothing to the log would not wait for it.
+        PERFORM pg_logical_emit_message(true, 'windlass', '');
     END IF;
 END
 $$;

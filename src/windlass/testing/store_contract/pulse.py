@@ -202,7 +202,7 @@ class WakeRules(Steps):
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
 
-        def wake(_lane: int | None = None) -> None:
+        def wake(*_named: object) -> None:
             loop.call_soon_threadsafe(woken.set)
 
         await store.register(self.worker(), lease=LEASE)
@@ -261,7 +261,7 @@ class WakeRules(Steps):
     @needs("wakeups")
     async def test_who_has_left_is_not_woken(self, store: Store) -> None:
         woken: list[bool] = []
-        async with store.listen(lambda _lane=None: woken.append(True)):
+        async with store.listen(lambda *_: woken.append(True)):
             pass
         woken.clear()
 
