@@ -26,6 +26,11 @@ class Contender:
     part: float = 1.0  # of the tasks that the others get, for one that takes long
     is_python: bool = True
 
+    @property
+    def joins_transactions(self) -> bool:
+        """Whether its adapter can enqueue in a transaction of the caller."""
+        return self.name in JOINING
+
 
 @dataclass(frozen=True)
 class Absent:
@@ -47,6 +52,7 @@ UNFINISHED = {
     ),
 }
 PARTS = {"pgqueuer": 0.5, "procrastinate": 0.04}
+JOINING = (OURS, "graphile-worker", "pgqueuer")
 
 
 def ours() -> Contender:

@@ -25,15 +25,24 @@ def waiting_cases(contest: Contest) -> list[Case]:
 def _latency(contest: Contest) -> Case:
     stage, ours, seconds = contest.stage, contest.ours, contest.sizes.latency_seconds
     names = [one.name for one in contest.peers]
-    within = f"{ours.name}, connection="
+    joining = [one for one in contest.queues if one.joins_transactions]
+    within = {one.name: f"{one.name}, in a transaction" for one in joining}
     return Case(
         "latency",
-        "milliseconds from before the enqueue until the handler runs, a task every 20 ms",
+        "milliseconds from before the enqueue until the handler runs, a task every 20 ms; also "
+        "if it is enqueued in a transaction of the caller, which begins and commits meanwhile",
         (
             *(Run(one.name, partial(latency, stage, one, seconds)) for one in contest.queues),
-            Run(within, partial(latency, stage, ours, seconds, Workload(within=True))),
+            *(
+                Run(within[one.name], partial(latency, stage, one, seconds, Workload(within=True)))
+                for one in joining
+            ),
         ),
-        (*against(ours.name, names), *against(within, names)),
+        (
+            *against(ours.name, names),
+            *against(within[ours.name], names),
+            *against(within[ours.name], [within[one] for one in names if one in within]),
+        ),
         compared=("p50_ms", "p99_ms"),
         shown=("p50_ms", "p99_ms"),
     )

@@ -22,7 +22,8 @@ export function readOrder () {
       folder: { type: 'string' },
       'payload-bytes': { type: 'string', default: '0' },
       'sleep-ms': { type: 'string', default: '0' },
-      'at-once': { type: 'string', default: '0' }
+      'at-once': { type: 'string', default: '0' },
+      within: { type: 'boolean', default: false }
     }
   })
   return {
@@ -32,7 +33,8 @@ export function readOrder () {
     folder: values.folder,
     payloadBytes: Number(values['payload-bytes']),
     sleepMs: Number(values['sleep-ms']),
-    atOnce: Number(values['at-once'])
+    atOnce: Number(values['at-once']),
+    within: values.within // enqueue in a transaction of the caller
   }
 }
 

@@ -11,6 +11,7 @@ const LOCAL_QUEUE = 1000
 const BATCH_DELAY = 10 // milliseconds
 const CONNECTIONS = 6
 const CHUNK = 5000 // tasks of one call
+const ADD_JOB = 'SELECT graphile_worker.add_job($1, payload => $2::json)'
 const logger = new Logger(() => () => {})
 
 const adapter = {
@@ -18,9 +19,11 @@ const adapter = {
     this.pool = new pg.Pool({ connectionString: order.url, max: 10 })
     this.utils = await makeWorkerUtils({ pgPool: this.pool, logger })
     if (order.command === 'setup') await this.utils.migrate()
+    if (order.within) this.caller = await this.pool.connect()
   },
 
   async close () {
+    this.caller?.release()
     await this.utils.release()
     await this.pool.end()
   },
@@ -32,7 +35,13 @@ const adapter = {
   },
 
   async single (payload) {
-    await this.utils.addJob('note', payload)
+    if (!this.caller) {
+      await this.utils.addJob('note', payload)
+      return
+    }
+    await this.caller.query('BEGIN')
+    await this.caller.query(ADD_JOB, ['note', JSON.stringify(payload)])
+    await this.caller.query('COMMIT')
   },
 
   async work (order, note) {

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import asyncpg
 from pgqueuer import PgQueuer
@@ -32,8 +33,14 @@ class PgqueuerAdapter:
     async def open(self) -> None:
         self._pool = await asyncpg.create_pool(self._order.url, min_size=1, max_size=10)
         self._queries = Queries(AsyncpgPoolDriver(self._pool))
+        self._caller: asyncpg.Connection | None = None
+        if self._order.within:
+            self._caller = await asyncpg.connect(self._order.url)
+            self._queries = Queries(AsyncpgDriver(self._caller))
 
     async def close(self) -> None:
+        if self._caller is not None:
+            await self._caller.close()
         await self._pool.close()
 
     async def bulk(self, payloads: Sequence[Payload]) -> None:
@@ -42,7 +49,9 @@ class PgqueuerAdapter:
             await self._queries.enqueue(["note"] * len(chunk), encoded, [0] * len(chunk))
 
     async def single(self, payload: Payload) -> None:
-        await self._queries.enqueue("note", json.dumps(payload).encode())
+        transaction = nullcontext() if self._caller is None else self._caller.transaction()
+        async with transaction:
+            await self._queries.enqueue("note", json.dumps(payload).encode())
 
     async def work(self) -> None:
         pool = await asyncpg.create_pool(self._order.url, min_size=2, max_size=CONNECTIONS)
