@@ -4,8 +4,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -39,6 +38,23 @@ class Opened:
     users: int = 0  # blocks
     calls: int = 0  # under way
     is_left: bool = False  # the last block has ended, and the last call closes it
+
+
+class _Call:
+    """What is open, while a call lasts. No generator: every enqueue would pay for it."""
+
+    __slots__ = ("_database", "_opened")
+
+    def __init__(self, database: "Database") -> None:
+        self._database = database
+
+    async def __aenter__(self) -> Opened:
+        self._opened = opened = await self._database.opened()
+        opened.calls += 1
+        return opened
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._database.end_call(self._opened)
 
 
 class Database:
@@ -87,15 +103,14 @@ class Database:
         opened.is_left = opened.users <= 0
         await self._close_if_left(opened)
 
-    @asynccontextmanager
-    async def using(self) -> AsyncIterator[Opened]:
+    def using(self) -> "_Call":
         """Hold what this event loop has while a call lasts: no block that ends meanwhile closes it."""
-        opened = await self.opened()
-        opened.calls += 1
-        try:
-            yield opened
-        finally:
-            opened.calls -= 1
+        return _Call(self)
+
+    async def end_call(self, opened: Opened) -> None:
+        """Let go of what a call has held."""
+        opened.calls -= 1
+        if opened.is_left:
             await self._close_if_left(opened)
 
     async def _close_if_left(self, opened: Opened) -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from windlass.model.errors import StoreUnavailable, WindlassError
@@ -45,9 +46,11 @@ class Stop:
 
 async def is_set_within(event: asyncio.Event, seconds: float | None) -> bool:
     """Wait for an event, at most so long; return whether it is set."""
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(seconds):
             await event.wait()
+    except TimeoutError:
+        pass
     return event.is_set()
 
 
@@ -61,17 +64,36 @@ def patience(lease: timedelta) -> float:
     return min(max(lease.total_seconds(), SHORTEST_PATIENCE), LONGEST_PATIENCE)
 
 
-@asynccontextmanager
-async def answered_within(seconds: float) -> AsyncIterator[None]:
+class answered_within:  # noqa: N801 - as it is read; a generator would cost each call more than the limit
     """Take a store that is silent for one that cannot be reached.
 
     A connection on which nothing passes any more fails nobody who waits, and they would for ever.
     """
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError as error:
-        raise StoreUnavailable(f"the store gave no answer within {seconds:g} s") from error
+
+    __slots__ = ("_limit", "_seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._limit = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._limit.__aexit__(kind, error, trace)
+        except TimeoutError as expired:
+            raise self._silent() from expired
+        if isinstance(error, TimeoutError):
+            raise self._silent() from error
+
+    def _silent(self) -> StoreUnavailable:
+        return StoreUnavailable(f"the store gave no answer within {self._seconds:g} s")
 
 
 class CalledInEventLoop(WindlassError, RuntimeError):  # noqa: N818 - says what happened

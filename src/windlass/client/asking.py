@@ -37,13 +37,15 @@ _UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # what PostgreSQL holds in no 
 
 def new_task_id() -> UUID:
     """Make a UUID of version 7: ordered by time, so that keys made together lie together."""
-    return new_task_ids(1)[0]
+    made = object.__new__(UUID)
+    _set_int(made, _head() | int.from_bytes(os.urandom(_DRAWN.size), "big") & _TAIL)
+    _set_safe(made, _IS_SAFE)
+    return made
 
 
 def new_task_ids(number: int) -> list[UUID]:
     """Make so many at once, each greater than the one before."""
-    milliseconds = time.time_ns() // 1_000_000
-    head = (milliseconds & (1 << 48) - 1) << 80 | 7 << 76 | 2 << 62
+    head = _head()
     drawn = os.urandom(_DRAWN.size * number)
     tails = [(high << 64 | low) & _TAIL for high, low in _DRAWN.iter_unpack(drawn)]
     tails.sort()
@@ -52,6 +54,11 @@ def new_task_ids(number: int) -> list[UUID]:
         _set_int(made, head | tail)
         _set_safe(made, _IS_SAFE)
     return ids
+
+
+def _head() -> int:
+    milliseconds = time.time_ns() // 1_000_000
+    return (milliseconds & (1 << 48) - 1) << 80 | 7 << 76 | 2 << 62
 
 
 class Options(TypedDict, total=False):

@@ -98,6 +98,12 @@ class Client:
         """Enqueue calls, all or none; a bad one among many is named by its index."""
         if not calls:
             return []
+        if len(calls) == 1:
+            call = calls[0]
+            payload = call.encode(self._max_payload_bytes)
+            task = call.options.new_task(call.definition.defaults, payload)
+            is_detached = checked_flag("detached", call.options.detached)
+            return await self._add([task], None if is_detached else self._fence(), guest)
         options = distinct_options(calls)
         tasks = self._new_tasks(calls, options, guest)
         detached = {checked_flag("detached", one.detached) for one in options}
@@ -105,8 +111,6 @@ class Client:
         try:
             return await self._add(tasks, fence, guest)
         except IdempotencyConflict as conflict:
-            if len(calls) == 1:
-                raise
             raise IdempotencyConflict(f"item {conflict.index}: {conflict}") from conflict
 
     def _new_tasks(
@@ -118,9 +122,6 @@ class Client:
         def made(first: int, last: int) -> TaskColumns:
             return new_tasks(calls[first:last], max_payload_bytes=limit, first=first)
 
-        if len(calls) == 1:
-            payload = calls[0].encode(limit)
-            return [calls[0].options.new_task(calls[0].definition.defaults, payload)]
         if guest is not None:
             return list(made(0, len(calls)))  # each is read several times
         if len(calls) <= MADE_AT_ONCE:

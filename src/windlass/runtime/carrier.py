@@ -12,7 +12,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from windlass.model.attempt import AttemptOutcome, Failed
 from windlass.runtime.describe import describe_exception
@@ -93,7 +93,7 @@ class Carriers:
 
     async def _carry(self, first: Job) -> None:
         """Run a job and go on with others, unless one of them has waited."""
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        task: Any = asyncio.current_task()
         is_untouched = _watch(task)
         context: contextvars.Context | None = None  # the first one's is that of the task
         job: Job | None = first

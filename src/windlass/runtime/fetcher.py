@@ -132,6 +132,8 @@ class Fetcher:
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
+        if not self._room.busy():
+            return
         if not self._room.has_room():
             await first_of(self._room.room(), stop.wait())
             self._answered_at = time.monotonic()

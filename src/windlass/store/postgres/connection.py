@@ -74,42 +74,54 @@ _ARRAYS = [
 _VALUE_CLASSES = ("22", "54")  # a value of the wrong form, or beyond a limit of the server
 
 
-@contextmanager
-def translated(url: str | None = None) -> Iterator[None]:
+class translated:  # noqa: N801 - a verb, as it is used; a generator would cost each call twice as much
     """Turn what the driver raises into what we promise; of the URL only the address is named."""
-    try:
-        yield
-    except asyncpg.PostgresError as error:
-        state = error.sqlstate or ""
-        promised = ours(state, _said(error), error.detail)
-        if promised is not None:
-            raise promised from error
-        if state == "55P03":
-            raise StoreBusy(f"somebody holds what this call needs: {_said(error)}") from error
-        if state == "42501":
-            raise ConfigurationError(f"the database role lacks a right: {_said(error)}") from error
-        if state[:2] == "08":
-            raise StoreUnavailable(
-                f"the connection to {_database(url)} broke: {_said(error)}"
-            ) from error
-        if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
-            raise StoreUnavailable(
-                f"{_database(url)} did not carry out the call: {_said(error)}"
-            ) from error
-        if state[:2] in _VALUE_CLASSES:
-            # Not the message of the driver: it repeats the value, which may be of a payload.
-            raise PayloadError(
-                f"the database cannot hold a value of this call ({type(error).__name__}); "
-                "nothing was written"
-            ) from error
-        raise
-    except (
-        OSError,
-        asyncpg.InterfaceError,
-        asyncpg.InternalClientError,  # the server ended the session and the driver has not seen it yet
-        asyncio.IncompleteReadError,
-    ) as error:
-        raise StoreUnavailable(f"{_database(url)} {_unreachable(error)}") from error
+
+    __slots__ = ("_url",)
+
+    def __init__(self, url: str | None = None) -> None:
+        self._url = url
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            promised = promised_for(error, self._url)
+            if promised is not None:
+                raise promised from error
+
+
+def promised_for(error: BaseException, url: str | None) -> WindlassError | None:
+    """What is to be raised instead of an error, if it is the driver's."""
+    if isinstance(error, asyncpg.PostgresError):
+        state, said = error.sqlstate or "", _said(error)
+        return ours(state, said, error.detail) or _for_state(state, said, type(error).__name__, url)
+    if isinstance(
+        error,
+        OSError
+        | asyncpg.InterfaceError
+        | asyncpg.InternalClientError  # the server ended the session and the driver has not seen it yet
+        | asyncio.IncompleteReadError,
+    ):
+        return StoreUnavailable(f"{_database(url)} {_unreachable(error)}")
+    return None
+
+
+def _for_state(state: str, said: str, name: str, url: str | None) -> WindlassError | None:
+    if state == "55P03":
+        return StoreBusy(f"somebody holds what this call needs: {said}")
+    if state == "42501":
+        return ConfigurationError(f"the database role lacks a right: {said}")
+    if state[:2] == "08":
+        return StoreUnavailable(f"the connection to {_database(url)} broke: {said}")
+    if state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_CODES:
+        return StoreUnavailable(f"{_database(url)} did not carry out the call: {said}")
+    if state[:2] in _VALUE_CLASSES:
+        # Not the message of the driver: it repeats the value, which may be of a payload.
+        return PayloadError(
+            f"the database cannot hold a value of this call ({name}); nothing was written"
+        )
+    return None
 
 
 def ours(state: str, said: str, detail: str | None) -> WindlassError | None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
 import asyncpg
+from asyncpg.pgproto.pgproto import UUID as DriverUUID  # noqa: N811 - its name is taken
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.service import LONGEST_BACKOFF, backoff, first_of, stop_task
@@ -160,4 +161,4 @@ def _named(said: str) -> tuple[int | None, UUID | None]:
     lane = int(words[1])
     if not -(1 << 63) <= lane < 1 << 63:
         return None, None
-    return lane, None if words[2] is None else UUID(words[2])
+    return lane, None if words[2] is None else DriverUUID(words[2])

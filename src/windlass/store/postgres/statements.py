@@ -8,7 +8,13 @@ from typing import Any
 import asyncpg
 
 from windlass.model.errors import StoreUnavailable
-from windlass.store.postgres.connection import BROKEN, GIVE_UP_AFTER, transaction, translated
+from windlass.store.postgres.connection import (
+    BROKEN,
+    GIVE_UP_AFTER,
+    promised_for,
+    transaction,
+    translated,
+)
 from windlass.store.sqlfiles import SqlFiles
 
 
@@ -116,34 +122,35 @@ class Statements:
             raise StoreUnavailable("the store is not open")
         return self.pool
 
-    @asynccontextmanager
-    async def _connection(self, *, confirmed: bool = False) -> AsyncIterator[asyncpg.Connection]:
-        """Lend a connection; one whose server does not answer to a cancellation is given up.
+    def _connection(self, *, confirmed: bool = False) -> "_Lent":
+        """Lend a connection for one of our calls, whose errors are then ours too.
 
         `confirmed`: what is committed has to be on the synchronous standbys, if there are some.
         """
+        return _Lent(self, self._url, confirmed)
+
+    async def take(self) -> tuple[asyncpg.Pool, asyncpg.Connection, int]:
+        """Return a connection, the pool that it is of, and its generation."""
         pool = self._opened()
-        with translated(self._url):
-            connection, taken_in = await self._take(pool), self._generation
-            if confirmed:
-                connection.has_unconfirmed()  # what was before is none of this call's business
-            try:
-                yield connection
-            except BaseException as error:
-                if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
-                    # Its server was demoted. New connections may find the primary: keep none.
-                    await self.expire()
-                # Whoever is cancelled meanwhile leaves it to itself, and its end is heard of.
-                await asyncio.shield(asyncio.create_task(self._give_back(pool, connection)))
-                raise
-            is_lacking = confirmed and connection.has_unconfirmed()
-            if not self._keep(pool, connection, taken_in):
-                await self._give_back_idle(pool, connection)
-            if is_lacking:
-                raise StoreUnavailable(
-                    "committed by the primary, but somebody ended the wait for its standby: "
-                    "it is lost if that takes over now"
-                )
+        connection = await self._take(pool)
+        return pool, connection, self._generation
+
+    async def give_back(
+        self, pool: asyncpg.Pool, connection: asyncpg.Connection, taken_in: int
+    ) -> None:
+        """Take back a connection on which nothing is under way."""
+        if not self._keep(pool, connection, taken_in):
+            await self._give_back_idle(pool, connection)
+
+    async def give_up(
+        self, pool: asyncpg.Pool, connection: asyncpg.Connection, error: BaseException
+    ) -> None:
+        """Take back a connection after an error; one whose server stays silent is closed."""
+        if isinstance(error, asyncpg.ReadOnlySQLTransactionError):
+            # Its server was demoted. New connections may find the primary: keep none.
+            await self.expire()
+        # Whoever is cancelled meanwhile leaves it to itself, and its end is heard of.
+        await asyncio.shield(asyncio.create_task(self._give_back(pool, connection)))
 
     async def _give_back_idle(self, pool: asyncpg.Pool, connection: asyncpg.Connection) -> None:
         """Give back a connection on which nothing is under way.
@@ -167,6 +174,42 @@ class Statements:
             # It is closed. If it was the network that fell silent, then on all of them: nobody is to
             # wait for each in turn.
             await self.expire()
+
+
+class _Lent:
+    """A connection while one of our calls lasts. No generator: it would cost as much as the driver does."""
+
+    __slots__ = ("_confirmed", "_connection", "_of", "_pool", "_taken_in", "_url")
+
+    def __init__(self, of: Statements, url: str, confirmed: bool) -> None:
+        self._of = of
+        self._url = url
+        self._confirmed = confirmed
+
+    async def __aenter__(self) -> asyncpg.Connection:
+        with translated(self._url):
+            self._pool, connection, self._taken_in = await self._of.take()
+        self._connection = connection
+        if self._confirmed:
+            connection.has_unconfirmed()  # what was before is none of this call's business
+        return connection
+
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is not None:
+            with translated(self._url):
+                await self._of.give_up(self._pool, self._connection, error)
+            promised = promised_for(error, self._url)
+            if promised is not None:
+                raise promised from error
+            return
+        is_lacking = self._confirmed and self._connection.has_unconfirmed()
+        with translated(self._url):
+            await self._of.give_back(self._pool, self._connection, self._taken_in)
+        if is_lacking:
+            raise StoreUnavailable(
+                "committed by the primary, but somebody ended the wait for its standby: "
+                "it is lost if that takes over now"
+            )
 
 
 def _is_open(connection: asyncpg.Connection) -> bool:
