@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import asyncpg
@@ -56,11 +57,13 @@ def _found(module: str, path: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
+@cache  # there are few statements
 def _written(statement: str, place: str) -> str:
     """The statement as a driver wants it, with its parameters in order and each used once."""
     return _PLACE.sub(place, _COMMENT.sub("", statement))
 
 
+@cache
 def _has_rows(statement: str) -> bool:
     """Whether it answers with rows: in a pipeline the driver cannot tell before they are fetched."""
     return _COMMENT.sub("", statement).casefold().startswith("select")
