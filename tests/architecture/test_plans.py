@@ -116,10 +116,11 @@ async def test_a_rescue_reads_what_it_returns(subject: Subject, analyzed: bool) 
 MANY = 20_000
 
 
-@pytest.mark.parametrize("number", [1, 500])
+# New keys are only looked for when they are taken; those of a large call once more, since then they are its own.
+@pytest.mark.parametrize(("number", "looked_at"), [(1, 0), (500, 0), (1500, 1000)])
 @pytest.mark.parametrize("analyzed", [False, True])
 async def test_an_enqueue_with_keys_does_not_feel_how_many_keys_there_are(
-    subject: Subject, analyzed: bool, number: int
+    subject: Subject, analyzed: bool, number: int, looked_at: int
 ) -> None:
     await subject.fill(1)
     if not analyzed:
@@ -135,7 +136,7 @@ async def test_an_enqueue_with_keys_does_not_feel_how_many_keys_there_are(
 
     await subject.store.enqueue(new_tasks(number, keys="new"))
 
-    assert subject.rows("idempotency") <= 4 * number
+    assert subject.rows("idempotency") == looked_at
     assert subject.buffers < 500 + 50 * number
 
 

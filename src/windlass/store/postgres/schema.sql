@@ -1256,6 +1256,8 @@ DECLARE
     born timestamptz;
     known integer[] := '{}';
     known_ids uuid[] := '{}';
+    wanted integer := 0;  -- keys of this call
+    taken integer := 0;  -- those of them that nobody had
     clash record;
     missing integer;
 BEGIN
@@ -1289,6 +1291,17 @@ BEGIN
     END IF;
 
     IF keys IS NOT NULL THEN
+        -- A call in several statements has taken its keys before, for these tasks (reserve_keys).
+        SELECT count(*), count(*) FILTER (WHERE EXISTS (
+            SELECT
+            FROM windlass.idempotency i
+            WHERE i.type = u.type AND i.key = u.key AND i.task_id = u.id
+        ))
+        INTO wanted, taken
+        FROM unnest(task_ids, types, keys) WITH ORDINALITY AS u (id, type, key, ordinal)
+        WHERE u.key IS NOT NULL AND u.ordinal <> ALL (known);
+    END IF;
+    IF taken < wanted THEN
         FOR turn IN 1..10 LOOP
             INSERT INTO windlass.idempotency (type, key, task_id, fingerprint)
             SELECT u.type, u.key, u.id, hashtextextended(u.payload::jsonb::text, 0)
@@ -1297,6 +1310,8 @@ BEGIN
             WHERE u.key IS NOT NULL AND u.ordinal <> ALL (known)
             ORDER BY u.type COLLATE "C", u.key COLLATE "C", u.ordinal
             ON CONFLICT DO NOTHING;
+            GET DIAGNOSTICS taken = ROW_COUNT;
+            EXIT WHEN taken = wanted;  -- all of them are new
 
             -- Equal text is equal; other text may still be: 1.0 is 1, so look at the task itself.
             SELECT u.ordinal, u.type, u.key, i.task_id INTO clash
@@ -1331,12 +1346,14 @@ BEGIN
                 );
             EXIT WHEN missing = 0;
         END LOOP;
-        SELECT known || coalesce(array_agg(u.ordinal), '{}'),
-            known_ids || coalesce(array_agg(i.task_id), '{}')
-        INTO known, known_ids
-        FROM unnest(task_ids, types, keys) WITH ORDINALITY AS u (id, type, key, ordinal)
-        JOIN windlass.idempotency i ON i.type = u.type AND i.key = u.key
-        WHERE u.ordinal <> ALL (known) AND i.task_id <> u.id;
+        IF taken < wanted THEN
+            SELECT known || coalesce(array_agg(u.ordinal), '{}'),
+                known_ids || coalesce(array_agg(i.task_id), '{}')
+            INTO known, known_ids
+            FROM unnest(task_ids, types, keys) WITH ORDINALITY AS u (id, type, key, ordinal)
+            JOIN windlass.idempotency i ON i.type = u.type AND i.key = u.key
+            WHERE u.ordinal <> ALL (known) AND i.task_id <> u.id;
+        END IF;
     END IF;
 
     born := windlass.clock();
