@@ -7,6 +7,7 @@ import pytest
 
 from architecture.plan_costs import (
     LANE,
+    TURNS,
     Subject,
     ask,
     measure,
@@ -19,6 +20,7 @@ from contract.postgres_clock import PostgresClock
 from windlass.model.task import (
     Outcome,
 )
+from windlass.store.postgres.cursors import BEGINNING, Key
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 
@@ -62,27 +64,45 @@ async def test_a_claim_of_a_named_lane_does_not_feel_a_million_pending_tasks(
 async def test_a_claim_of_a_named_task_does_not_feel_a_million_pending_tasks(
     subject: Subject,
 ) -> None:
+    await subject.fill(3)
+    await subject.analyze()
     subject.start_measuring()
-    await claim_named(subject)  # the plans are made while all is empty
+    await claim_first(subject)  # the plans are made while there is next to nothing
     await subject.fill(500_000)
     await subject.fill(500_000, of="foreign")
     for is_analyzed in (False, True):
         if is_analyzed:
             await subject.analyze()
 
-        assert await claim_named(subject) < 60
-        assert subject.rows("ready") <= 3
+        await claim_first(subject)
+        assert subject.buffers < 60
+        assert subject.rows("ready") <= 4
         assert subject.rows("task") <= 1
 
+        last = await subject.connection.fetchval(
+            "SELECT task_id FROM windlass.ready ORDER BY x DESC, n DESC LIMIT 1"
+        )
+        subject.probe.costs.clear()
+        lane = await subject.connection.fetchval(LANE, "foreign")
+        answer = await subject.store.claim(ask(1, ("foreign",), lane=lane, task_id=last))
+        assert answer.claim is not None
+        assert answer.claim.tasks[0].id != last  # others are before it
+        assert subject.buffers < 70
 
-async def claim_named(subject: Subject) -> int:
-    """Claim a new task by its name; return how many buffers the claim has read."""
-    task, other = new_tasks(2)
-    await subject.store.enqueue([task, other])  # a procedure, for one alone, has no plan to look at
+
+async def claim_first(subject: Subject, bound: Key = BEGINNING) -> None:
+    """Claim the first task of its lane by its name."""
+    task_id = await subject.connection.fetchval(
+        "SELECT r.task_id FROM windlass.ready r JOIN windlass.task t ON t.id = r.task_id "
+        "WHERE t.type = 'resize' AND (r.x, r.n) > ($1::text::xid8, $2) ORDER BY r.x, r.n LIMIT 1",
+        *(str(bound.x), bound.n),
+    )
     subject.probe.costs.clear()
-    answer = await subject.store.claim(ask(1, lane=7, task_id=task.id))
+    lane = await subject.connection.fetchval(LANE, "resize")
+    answer = await subject.store.claim(ask(1, lane=lane, task_id=task_id))
     assert answer.claim is not None
-    return subject.buffers
+    assert [task.id for task in answer.claim.tasks] == [task_id]
+    assert len(subject.probe.costs) == TURNS - 1  # of one statement
 
 
 async def test_a_claim_does_not_feel_tasks_of_a_foreign_type_in_front(subject: Subject) -> None:
@@ -230,7 +250,9 @@ async def test_a_claim_does_not_walk_over_what_was_taken_under_an_old_snapshot(
         (lane,) = subject.store._cursors[False].bounds
         named = await subject.store.claim(ask(1, lane=lane))
         moved_in_one = subject.buffers
-        by_name = await claim_named(subject)
+        (bound,) = subject.store._cursors[False].bounds.values()
+        await claim_first(subject, bound)
+        by_name = subject.buffers
         subject.probe.costs.clear()
         another = PostgresStore(PostgresOptions(url=database_url))
         another._run.pool = subject.probe

@@ -33,6 +33,8 @@ FROM windlass.claim c
 JOIN windlass.claim_task b ON b.token = c.token
 WHERE c.token = $1
 """
+USUAL = 4999623357813735181  # the lane of a task that says nothing about it
+LANE = "SELECT windlass.lane_number($1, 'resize', $2::smallint, 0::smallint)"
 WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
 ON_DISK = "SELECT pg_current_wal_flush_lsn() - '0/0'"
 
@@ -43,7 +45,7 @@ def watcher(sessions: Sessions) -> asyncpg.Connection:
 
 
 async def claim_named(store: PostgresStore, task_id: UUID, **asked: Any) -> Claim | None:
-    named: dict[str, Any] = {"lane": 7, "task_id": task_id} | asked
+    named: dict[str, Any] = {"lane": USUAL, "task_id": task_id} | asked
     answer = await store.claim(replace(request(), **named))
     assert (answer.alone_waiting, answer.due_in) == (False, None)
     return answer.claim
@@ -61,6 +63,10 @@ async def lose_all(store: PostgresStore, watcher: asyncpg.Connection) -> None:
     await store.rescue(10)
 
 
+async def test_the_usual_lane_is_what_these_tests_say(watcher: asyncpg.Connection) -> None:
+    assert await watcher.fetchval(LANE, "default", 10) == USUAL
+
+
 async def test_it_grants_what_any_other_claim_would(
     store: PostgresStore, watcher: asyncpg.Connection
 ) -> None:
@@ -72,11 +78,11 @@ async def test_it_grants_what_any_other_claim_would(
     }
     first, second = [(await add(store, **options))[0] for _ in range(2)]
 
-    named = await claim_named(store, second)
+    named = await claim_named(store, first, lane=await watcher.fetchval(LANE, "mail", 50))
     other = await claim(store)
 
     assert named is not None
-    assert [task.id for task in (*named.tasks, *other.tasks)] == [second, first]
+    assert [task.id for task in (*named.tasks, *other.tasks)] == [first, second]
     ours, theirs = named.tasks[0], other.tasks[0]
     for field in set(ours.__struct_fields__) - {"id", "waited"}:
         assert getattr(ours, field) == getattr(theirs, field), field
@@ -85,22 +91,49 @@ async def test_it_grants_what_any_other_claim_would(
     assert named.fence < other.fence
     rows = [dict(await watcher.fetchrow(CLAIMS, held.token)) for held in (named, other)]
     assert [row.pop("fence") for row in rows] == [named.fence, other.fence]
-    assert [row.pop("task_ids") for row in rows] == [[second], [first]]
+    assert [row.pop("task_ids") for row in rows] == [[first], [second]]
     assert rows[0] == rows[1]
     await store.settle(settlements(named, Outcome.COMPLETED))
-    assert (await store.get(second)).status is TaskState.COMPLETED
+    assert (await store.get(first)).status is TaskState.COMPLETED
 
 
-async def test_it_takes_what_any_claim_left_behind_its_bound(store: PostgresStore) -> None:
-    (task_id,) = await add(store)
+async def test_no_bound_moves(store: PostgresStore) -> None:
+    await add(store)
     await claim(store)
-    (later,) = await add(store)
-
-    assert await granted_named(store, later) == [later]
-
     bounds = dict(store._cursors[False].bounds)
+    (task_id,) = await add(store)
+
+    assert await granted_named(store, task_id) == [task_id]
     assert await granted_named(store, task_id) == []
+
     assert store._cursors[False].bounds == bounds
+
+
+async def test_what_was_there_before_it_in_its_lane_comes_first(store: PostgresStore) -> None:
+    await add(store)
+    await claim(store)  # so that there is a bound
+    first, second, third = [(await add(store))[0] for _ in range(3)]
+
+    assert await granted_named(store, third, limit=2) == [first, second]
+    assert await granted_named(store, third) == [third]
+
+
+async def test_what_is_before_it_in_another_lane_does_not_keep_it(store: PostgresStore) -> None:
+    (high,) = await add(store, priority=50)
+    (task_id,) = await add(store)
+
+    assert await granted_named(store, task_id) == [task_id]
+    assert [task.id for task in (await claim(store)).tasks] == [high]
+
+
+async def test_a_task_that_was_moved_to_another_lane_is_left_to_who_is_told_of_that(
+    store: PostgresStore,
+) -> None:
+    (task_id,) = await add(store)
+    await store.change(task_id, Change(priority=30))
+
+    assert await granted_named(store, task_id) == []
+    assert [task.id for task in (await claim(store)).tasks] == [task_id]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +176,8 @@ async def test_what_cannot_be_claimed_is_not_and_nothing_is_written(
 async def test_a_task_is_granted_once(store: PostgresStore) -> None:
     (task_id,) = await add(store)
 
-    stores = [store.claim(replace(request(), lane=7, task_id=task_id)) for _ in range(8)]
-    answers = await asyncio.gather(*stores)
+    asked = replace(request(), lane=USUAL, task_id=task_id)
+    answers = await asyncio.gather(*(store.claim(asked) for _ in range(8)))
 
     assert len([answer for answer in answers if answer.claim is not None]) == 1
 
@@ -161,16 +194,6 @@ async def test_one_that_came_back_is_left_to_the_claims_that_know_how(
 
     answer = await store.claim(request())
     assert answer.alone_waiting  # a suspect by now
-
-
-async def test_one_that_was_changed_is_granted_as_it_is(store: PostgresStore) -> None:
-    (task_id,) = await add(store)
-    await store.change(task_id, Change(priority=30, queue="mail"))
-
-    held = await claim_named(store, task_id)
-
-    assert held is not None
-    assert (held.tasks[0].priority, held.tasks[0].queue) == (30, "mail")
 
 
 async def test_a_large_payload_comes_whole(store: PostgresStore) -> None:

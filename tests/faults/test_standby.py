@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.postgres_sessions import new_task
 from faults.noting import enqueue_in_the_end, noting_worker
 from faults.processes import until
 from faults.said import DEADLINE
@@ -15,6 +16,7 @@ from faults.standby import Pair, pair
 from windlass import App, StoreUnavailable
 from windlass.model.examination import Level
 from windlass.store.postgres.embedded import is_installed
+from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
@@ -212,6 +214,29 @@ async def test_an_enqueue_is_acknowledged_only_once_the_standby_has_it(
     assert await standing.standby.run(query) == 1
 
 
+async def test_an_enqueue_does_not_answer_for_what_its_connection_did_before(
+    standing: Pair,
+) -> None:
+    store = PostgresStore(PostgresOptions(url=standing.primary.url))
+    await store.open()
+    try:
+        await standing.standby.run("SELECT pg_wal_replay_pause()")
+        try:
+            pausing = asyncio.create_task(store.pause("unsure"))
+            while not pausing.done():
+                await standing.primary.run(f"SELECT count(pg_cancel_backend(pid)) {WAITING}")
+                await asyncio.sleep(0.01)
+            await pausing  # nobody promises that it is on the standby
+        finally:
+            await standing.standby.run("SELECT pg_wal_replay_resume()")
+        (answer,) = await store.enqueue([new_task()])
+    finally:
+        await store.close()
+
+    query = f"SELECT count(*) FROM windlass.tasks WHERE id = '{answer.id}'"
+    assert await standing.standby.run(query) == 1
+
+
 async def test_a_key_that_is_found_is_acknowledged_only_once_the_standby_has_its_task(
     standing: Pair,
 ) -> None:
@@ -247,7 +272,7 @@ async def test_a_task_is_claimed_while_its_enqueue_waits_and_begins_when_both_ar
         ran.set()
         return "done"
 
-    claiming = f"SELECT count(*) {WAITING} AND query LIKE '%claim_one%'"
+    claiming = f"SELECT count(*) {WAITING} AND query LIKE '-- claim_%'"  # by its name, or by a poll
     async with app, app.worker():
         while not await standing.primary.run(
             "SELECT count(*) FROM windlass.worker_pulse WHERE idle"

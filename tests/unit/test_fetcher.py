@@ -73,7 +73,9 @@ class Bench:
     def has_room(self) -> bool:
         return self.free > 0
 
-    async def room(self) -> None: ...
+    async def room(self) -> None:
+        while not self.has_room():
+            await asyncio.sleep(0)
 
     async def emptied(self) -> None:
         self.log.append("emptied")
@@ -291,6 +293,21 @@ async def test_more_free_slots_are_awaited_only_while_few_are_free(
     await asyncio.wait([running])
 
     assert has_claimed is not is_awaited
+
+
+async def test_who_takes_nothing_any_more_claims_nothing_although_it_holds_nothing(
+    bench: Bench,
+) -> None:
+    bench.free = bench.held = 0  # it drains, and whoever asked for that stops the fetcher next
+    running = asyncio.create_task(bench.run())
+    for _ in range(10):
+        bench.fetcher.wake(7)
+        await asyncio.sleep(0)
+    has_claimed = "claim" in bench.log
+    running.cancel()
+    await asyncio.wait([running])
+
+    assert not has_claimed
 
 
 # Wake-ups that name a lane

@@ -5,7 +5,16 @@ from datetime import timedelta
 
 import pytest
 
-from windlass.service import Stop, backoff, cancelled_by, first_of, patience, stop_task
+from windlass.model.errors import StoreUnavailable
+from windlass.service import (
+    Stop,
+    answered_within,
+    backoff,
+    cancelled_by,
+    first_of,
+    patience,
+    stop_task,
+)
 
 
 async def fail_after(event: asyncio.Event) -> None:
@@ -112,3 +121,23 @@ async def test_whoever_asks_to_be_told_of_a_request_to_stop_is_told_of_one_that_
     stop.tell(after)
 
     assert (was_told, before.is_set(), after.is_set()) == (False, True, True)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_store_that_is_silent_cannot_be_reached_whoever_gave_up_on_it(raises: bool) -> None:
+    async def give_up() -> None:
+        raise TimeoutError
+
+    with pytest.raises(StoreUnavailable, match=r"no answer within 0\.01 s"):
+        async with answered_within(0.01):
+            await (give_up() if raises else asyncio.Event().wait())
+
+
+async def test_what_is_raised_before_the_limit_stays_what_it_is() -> None:
+    failing = asyncio.Event()
+    failing.set()
+    with pytest.raises(LookupError):
+        async with answered_within(10):
+            await fail_after(failing)
+    async with answered_within(10):
+        pass

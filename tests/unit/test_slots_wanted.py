@@ -176,7 +176,7 @@ async def test_a_moment_says_nothing_about_the_rate(make: Make, clock: MovedCloc
     clock.now += slots.SHORTEST_LOOK / 2
     await held.watch(OneLook())
     too_soon = held._rate
-    clock.now += slots.SHORTEST_LOOK / 2
+    clock.now += slots.SHORTEST_LOOK
     await held.watch(OneLook())
 
     assert (too_soon, held._ended) == (0.0, 0)

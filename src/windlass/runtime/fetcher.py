@@ -132,13 +132,12 @@ class Fetcher:
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
-        if not self._room.busy():
-            return
         if not self._room.has_room():
             await first_of(self._room.room(), stop.wait())
             self._answered_at = time.monotonic()
         # While most slots are free not even for a moment: the store is to look while what it gave begins.
-        if self._room.wanted() < min(ENOUGH, self._room.busy()):
+        busy = self._room.busy()
+        if busy and self._room.wanted() < min(ENOUGH, busy):
             await asyncio.sleep(GATHER)
 
     async def _turn(self, stop: Stop) -> None:

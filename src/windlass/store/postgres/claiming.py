@@ -36,7 +36,11 @@ class ClaimVerbs(PostgresParts):
         lane = None if late or request.alone else request.lane
         try:
             if lane is not None and request.task_id is not None:
-                return await self._claim_one(request, token, request.task_id)
+                answer = await self._claim_one(
+                    request, token, lane, request.task_id, bounds.get(lane)
+                )
+                if answer is not None:
+                    return answer
             if lane is None:
                 rows = await self._claim_tasks(request, token, bounds, late)
             else:
@@ -109,20 +113,24 @@ class ClaimVerbs(PostgresParts):
             *(bound or (None, None)),
         )
 
-    async def _claim_one(self, request: ClaimRequest, token: UUID, task_id: UUID) -> ClaimAnswer:
-        """Claim what a wake-up named. Nothing was read besides, so no bound moves."""
-        rows = await self._run.fetch(
+    async def _claim_one(
+        self, request: ClaimRequest, token: UUID, lane: int, task_id: UUID, bound: Key | None
+    ) -> ClaimAnswer | None:
+        """Claim what a wake-up named; None if others are before it. Nothing else is read, so no bound moves."""
+        (row,) = await self._run.fetch(
             "claim_one",
             request.worker_id,
             token,
             request.types,
             request.queues,
             request.lease,
+            lane,
             task_id,
+            *(bound or (None, None)),
         )
-        if not rows:
-            return ClaimAnswer(None)
-        kind, queue, priority, payload, attempts, max_attempts, waited, fence = rows[0]
+        kind, queue, priority, payload, attempts, max_attempts, waited, fence, is_behind = row
+        if fence is None:
+            return None if is_behind else ClaimAnswer(None)
         task = ClaimedTask(
             task_id, kind, queue, priority, payload, attempts, max_attempts, 1, None, waited
         )

@@ -645,7 +645,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.claim_one(worker uuid, new_token uuid, types text[], queues text[], lease interval, named uuid) RETURNS TABLE(type text, queue text, priority smallint, payload text, attempts smallint, max_attempts smallint, waited double precision, fence bigint)
+CREATE FUNCTION windlass.claim_one(worker uuid, new_token uuid, types text[], queues text[], lease interval, named_lane bigint, named uuid, from_x bigint, from_n bigint) RETURNS TABLE(type text, queue text, priority smallint, payload text, attempts smallint, max_attempts smallint, waited double precision, fence bigint, is_behind boolean)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -653,9 +653,13 @@ CREATE FUNCTION windlass.claim_one(worker uuid, new_token uuid, types text[], qu
     AS $$
 #variable_conflict use_column
 DECLARE
+    after_x constant xid8 := coalesce(from_x, 0)::text::xid8;
+    after_n constant bigint := coalesce(from_n, -1);
     at timestamptz;
 BEGIN
     -- The row of its place is never changed, only removed: who has locked it knows all of the task.
+    -- It is to be found by its id, for which with IS TRUE the index of lanes is of no use. And what is before it
+    -- by that index: OFFSET 0 keeps it from being joined in some other way.
     SELECT
         t.type, t.queue, t.priority,
         coalesce(t.payload::text, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)),
@@ -663,13 +667,31 @@ BEGIN
     INTO type, queue, priority, payload, attempts, max_attempts, waited
     FROM windlass.ready r
     JOIN windlass.task t ON t.id = r.task_id
-    WHERE r.task_id = named AND r.generation = 1
+    WHERE r.task_id = named AND (r.lane = named_lane) IS TRUE AND r.generation = 1
         AND t.type = ANY (types) AND (queues IS NULL OR t.queue = ANY (queues))
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
         )
+        AND NOT EXISTS (
+            SELECT
+            FROM windlass.ready o
+            WHERE o.lane = named_lane AND (o.x, o.n) > (after_x, after_n) AND (o.x, o.n) < (r.x, r.n)
+            OFFSET 0
+        )
     FOR UPDATE OF r SKIP LOCKED;
     IF NOT FOUND THEN
+        is_behind := EXISTS (
+            SELECT
+            FROM windlass.ready r
+            WHERE r.task_id = named AND (r.lane = named_lane) IS TRUE
+                AND EXISTS (
+                    SELECT
+                    FROM windlass.ready o
+                    WHERE o.lane = named_lane AND (o.x, o.n) > (after_x, after_n) AND (o.x, o.n) < (r.x, r.n)
+                    OFFSET 0
+                )
+        );
+        RETURN NEXT;
         RETURN;
     END IF;
     DELETE FROM windlass.ready r WHERE r.task_id = named;
@@ -1193,11 +1215,11 @@ BEGIN
     END IF;
     IF is_awaited THEN
         PERFORM
-            pg_notify('windlass.wake', number || ' ' || task_id),
-            set_config('synchronous_commit', 'off', true);
+            pg_catalog.pg_notify('windlass.wake', number || ' ' || task_id),
+            pg_catalog.set_config('synchronous_commit', 'off', true);
         COMMIT;
         -- One that writes nothing to the log would not wait for it.
-        PERFORM pg_logical_emit_message(true, 'windlass', '');
+        PERFORM pg_catalog.pg_logical_emit_message(true, 'windlass', '');
     END IF;
 END
 $$;

@@ -2,13 +2,15 @@
 -- its enqueue lets it be seen before it waits for the disk.
 
 -- claim_one: grant the task that a wake-up named, if it is ready and this worker's; else nothing.
--- Anybody may send a notification, so what it names is not believed. A task of the first generation has
--- never been claimed: it is no suspect, and nobody can have asked a worker to cancel it.
+-- If one before it waits in its lane nothing is granted either, and `is_behind` says that the lane is to be read:
+-- behind the bound that the worker has there. Anybody may send a notification, so what it names is not believed.
+-- A task of the first generation has never been claimed: it is no suspect, and no worker was asked to cancel it.
 CREATE FUNCTION windlass.claim_one(
-    worker uuid, new_token uuid, types text[], queues text[], lease interval, named uuid
+    worker uuid, new_token uuid, types text[], queues text[], lease interval, named_lane bigint, named uuid,
+    from_x bigint, from_n bigint
 ) RETURNS TABLE (
     type text, queue text, priority smallint, payload text, attempts smallint, max_attempts smallint,
-    waited float8, fence bigint
+    waited float8, fence bigint, is_behind boolean
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off
@@ -17,9 +19,13 @@ SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    after_x constant xid8 := coalesce(from_x, 0)::text::xid8;
+    after_n constant bigint := coalesce(from_n, -1);
     at timestamptz;
 BEGIN
     -- The row of its place is never changed, only removed: who has locked it knows all of the task.
+    -- It is to be found by its id, for which with IS TRUE the index of lanes is of no use. And what is before it
+    -- by that index: OFFSET 0 keeps it from being joined in some other way.
     SELECT
         t.type, t.queue, t.priority,
         coalesce(t.payload::text, (SELECT l.payload FROM windlass.large_payload l WHERE l.task_id = t.id)),
@@ -27,13 +33,31 @@ BEGIN
     INTO type, queue, priority, payload, attempts, max_attempts, waited
     FROM windlass.ready r
     JOIN windlass.task t ON t.id = r.task_id
-    WHERE r.task_id = named AND r.generation = 1
+    WHERE r.task_id = named AND (r.lane = named_lane) IS TRUE AND r.generation = 1
         AND t.type = ANY (types) AND (queues IS NULL OR t.queue = ANY (queues))
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
         )
+        AND NOT EXISTS (
+            SELECT
+            FROM windlass.ready o
+            WHERE o.lane = named_lane AND (o.x, o.n) > (after_x, after_n) AND (o.x, o.n) < (r.x, r.n)
+            OFFSET 0
+        )
     FOR UPDATE OF r SKIP LOCKED;
     IF NOT FOUND THEN
+        is_behind := EXISTS (
+            SELECT
+            FROM windlass.ready r
+            WHERE r.task_id = named AND (r.lane = named_lane) IS TRUE
+                AND EXISTS (
+                    SELECT
+                    FROM windlass.ready o
+                    WHERE o.lane = named_lane AND (o.x, o.n) > (after_x, after_n) AND (o.x, o.n) < (r.x, r.n)
+                    OFFSET 0
+                )
+        );
+        RETURN NEXT;
         RETURN;
     END IF;
     DELETE FROM windlass.ready r WHERE r.task_id = named;
@@ -90,11 +114,11 @@ BEGIN
     END IF;
     IF is_awaited THEN
         PERFORM
-            pg_notify('windlass.wake', number || ' ' || task_id),
-            set_config('synchronous_commit', 'off', true);
+            pg_catalog.pg_notify('windlass.wake', number || ' ' || task_id),
+            pg_catalog.set_config('synchronous_commit', 'off', true);
         COMMIT;
         -- One that writes nothing to the log would not wait for it.
-        PERFORM pg_logical_emit_message(true, 'windlass', '');
+        PERFORM pg_catalog.pg_logical_emit_message(true, 'windlass', '');
     END IF;
 END
 $$;
