@@ -41,7 +41,7 @@ class Opened:
 
 
 class _Call:
-    """What is open, while a call lasts. No generator: every enqueue would pay for it."""
+    """What is open, while a call lasts. No generator: every enqueue would pay for one."""
 
     __slots__ = ("_database", "_opened")
 

@@ -64,7 +64,7 @@ def patience(lease: timedelta) -> float:
     return min(max(lease.total_seconds(), SHORTEST_PATIENCE), LONGEST_PATIENCE)
 
 
-class answered_within:  # noqa: N801 - as it is read; a generator would cost each call more than the limit
+class answered_within:  # noqa: N801 - as it is read. No generator: every claim would pay for one
     """Take a store that is silent for one that cannot be reached.
 
     A connection on which nothing passes any more fails nobody who waits, and they would for ever.

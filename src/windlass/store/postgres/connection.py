@@ -74,7 +74,7 @@ _ARRAYS = [
 _VALUE_CLASSES = ("22", "54")  # a value of the wrong form, or beyond a limit of the server
 
 
-class translated:  # noqa: N801 - a verb, as it is used; a generator would cost each call twice as much
+class translated:  # noqa: N801 - as it is read. No generator: every call would pay for one
     """Turn what the driver raises into what we promise; of the URL only the address is named."""
 
     __slots__ = ("_url",)

@@ -177,7 +177,7 @@ class Statements:
 
 
 class _Lent:
-    """A connection while one of our calls lasts. No generator: it would cost as much as the driver does."""
+    """A connection while one of our calls lasts. No generator: every call would pay for one."""
 
     __slots__ = ("_confirmed", "_connection", "_of", "_pool", "_taken_in", "_url")
 
