@@ -101,9 +101,7 @@ class Client:
         if len(calls) == 1:
             call = calls[0]
             payload = call.encode(self._max_payload_bytes)
-            task = call.options.new_task(call.definition.defaults, payload)
-            is_detached = checked_flag("detached", call.options.detached)
-            return await self._add([task], None if is_detached else self._fence(), guest)
+            return await self._add_one(call.definition.defaults, payload, call.options, guest)
         options = distinct_options(calls)
         tasks = self._new_tasks(calls, options, guest)
         detached = {checked_flag("detached", one.detached) for one in options}
@@ -158,8 +156,14 @@ class Client:
             text = definition.codec.encode_named(payload, max_bytes=limit)
         else:
             text = check_plain(name, payload, max_bytes=limit)
+        return (await self._add_one(defaults, text, options, guest))[0]
+
+    def _add_one(
+        self, defaults: TypeDefaults, payload: str, options: EnqueueOptions, guest: Guest | None
+    ) -> Coroutine[Any, Any, list[Enqueued]]:
+        task = options.new_task(defaults, payload)
         fence = None if checked_flag("detached", options.detached) else self._fence()
-        return (await self._add([options.new_task(defaults, text)], fence, guest))[0]
+        return self._add([task], fence, guest)
 
     async def _add(
         self, tasks: Sequence[NewTask], fence: Fence | None, guest: Guest | None
