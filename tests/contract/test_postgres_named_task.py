@@ -13,14 +13,11 @@ from contract.postgres_sessions import (
     AT_ONCE,
     LEASE,
     OTHER_WORKER,
-    WORKER,
     Sessions,
     add,
     claim,
-    new_task,
     request,
     settlements,
-    worker_info,
 )
 from windlass.model.task import Change, Claim, Outcome, TaskState
 from windlass.store.postgres import claiming
@@ -35,8 +32,6 @@ WHERE c.token = $1
 """
 USUAL = 4999623357813735181  # the lane of a task that says nothing about it
 LANE = "SELECT windlass.lane_number($1, 'resize', $2::smallint, 0::smallint)"
-WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'"
-ON_DISK = "SELECT pg_current_wal_flush_lsn() - '0/0'"
 
 
 @pytest.fixture
@@ -280,30 +275,3 @@ async def test_after_a_claim_that_failed_every_lane_is_read_from_its_beginning(
     assert not store._cursors[False].bounds
     await watcher.execute("ALTER TABLE windlass.claim DROP CONSTRAINT refused")
     assert await granted_named(store, task_id) == [task_id]
-
-
-# What an enqueue that somebody waits for has written when it returns
-
-
-@pytest.mark.parametrize("is_awaited", [True, False])
-async def test_an_enqueue_returns_when_its_task_is_on_the_disk(
-    store: PostgresStore, watcher: asyncpg.Connection, is_awaited: bool
-) -> None:
-    await store.register(worker_info(), lease=LEASE)
-    await store.set_idle(WORKER, is_awaited)
-    await add(store)
-    for _ in range(20):
-        before = await watcher.fetchval(WRITTEN)
-        await add(store)
-        assert await watcher.fetchval(ON_DISK) > before + 300  # a task takes more of the log
-
-
-async def test_a_repeated_enqueue_that_finds_its_task_returns_when_that_is_on_the_disk(
-    store: PostgresStore, watcher: asyncpg.Connection
-) -> None:
-    task = new_task()
-    await store.enqueue([task])
-    for _ in range(5):
-        before = await watcher.fetchval(WRITTEN)
-        await store.enqueue([task], repeated=True)
-        assert await watcher.fetchval(ON_DISK) > before
