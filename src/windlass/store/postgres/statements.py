@@ -58,9 +58,8 @@ class Statements:
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[asyncpg.Connection]:
         """Lend a connection for statements of somebody else, whose errors stay their own."""
-        pool = self._opened()
         with translated(self._url):
-            connection = await self._take(pool)
+            pool, connection, _ = await self.take()
         try:
             yield connection
         finally:
@@ -83,19 +82,24 @@ class Statements:
             except BROKEN:
                 pool.terminate()
 
-    async def _take(self, pool: asyncpg.Pool) -> asyncpg.Connection:
-        """Return a connection that nobody uses: the last one that was given back, or one of the pool."""
+    async def take(self) -> tuple[asyncpg.Pool, asyncpg.Connection, int]:
+        """Return a connection that nobody uses, the pool that it is of, and its generation.
+
+        It is the last one that was given back, or one of the pool.
+        """
+        pool = self._opened()
         if self._spare is not None:
             of, connection = self._spare
             if of is pool and _is_open(connection):
                 self._spare = None
-                return connection
+                return pool, connection, self._generation
             await self._let_go_of_spare()
         self._waiting += 1
         try:
-            return await pool.acquire()
+            connection = await pool.acquire()
         finally:
             self._waiting -= 1
+        return pool, connection, self._generation
 
     def _keep(self, pool: asyncpg.Pool, connection: asyncpg.Connection, taken_in: int) -> bool:
         """Keep a connection at hand for the next call, unless somebody waits for it or there is no other.
@@ -128,12 +132,6 @@ class Statements:
         `confirmed`: what is committed has to be on the synchronous standbys, if there are some.
         """
         return _Lent(self, self._url, confirmed)
-
-    async def take(self) -> tuple[asyncpg.Pool, asyncpg.Connection, int]:
-        """Return a connection, the pool that it is of, and its generation."""
-        pool = self._opened()
-        connection = await self._take(pool)
-        return pool, connection, self._generation
 
     async def give_back(
         self, pool: asyncpg.Pool, connection: asyncpg.Connection, taken_in: int
