@@ -3,7 +3,15 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +31,7 @@ from windlass.client import (
     new_task_id,
 )
 from windlass.database import Database
+from windlass.failures.classifier import Classifier
 from windlass.maintenance.chores import chores
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import ConfigurationError, TaskNotFound
@@ -59,7 +68,7 @@ class App(TaskSet):
         self.settings = Settings.load(settings)
         if self.settings.direct_url is not None:
             checked_url("direct_url", self.settings.direct_url)
-        self.registry = Registry()
+        self.registry = Registry(Classifier(self.settings.error_rules))
         self._portal = Portal(at_exit=self.close)
         self._database = self._new_database(url)
         self._on_startup: list[Callable[[], Any]] = []
@@ -77,6 +86,29 @@ class App(TaskSet):
         check_callback("middleware", function, "ctx", "call_next")
         self.registry.middleware.append(function)
         return function
+
+    def error_rule(
+        self,
+        error_class: str,
+        *,
+        type: type[BaseException] | str | Sequence[type[BaseException] | str] = (),  # noqa: A002 - as in the file
+        status: int | str | Sequence[int | str] = (),
+        sqlstate: str | Sequence[str] = (),
+        attribute: Mapping[str, Any] | None = None,
+        message: str | None = None,
+        name: str = "",
+    ) -> None:
+        """Say which class an error is of; tried before the rules of a file and those built in."""
+        given = {
+            "type": _type_names(type),
+            "status": status,
+            "sqlstate": sqlstate,
+            "attribute": attribute,
+            "message": message,
+            "name": name,
+        }
+        asked = {key: value for key, value in given.items() if value not in (None, (), "")}
+        self.registry.classifier.add({"class": error_class, **asked})
 
     def on_startup(self, function: HookT) -> HookT:
         """Run this when a worker starts; what it returns is `ctx.state`."""
@@ -390,6 +422,14 @@ async def _running(worker: Worker) -> AsyncIterator[None]:
         beginning.cancel()
         worker.stop()
         await running
+
+
+def _type_names(given: Any) -> list[Any]:
+    """The names of exception types, given as classes or by name, one or several."""
+    several = given if isinstance(given, list | tuple | set | frozenset) else [given]
+    return [
+        f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in several
+    ]
 
 
 def _checked_set(given: Any) -> TaskSet:

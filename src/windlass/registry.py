@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from windlass.codec import ArgumentCodec
 from windlass.context import Context
+from windlass.failures.classifier import Classifier
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 from windlass.model.task import TypeDefaults
@@ -204,10 +205,11 @@ def _checked_retry(name: str, retry: Retry | int | None) -> Retry:
 
 
 class Registry:
-    """The task types of an application, with what wraps their handlers."""
+    """The task types of an application, with what wraps their handlers and judges their errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, classifier: Classifier | None = None) -> None:
         self._definitions: dict[str, TaskDefinition] = {}
+        self.classifier = classifier or Classifier()
         self.middleware: list[Middleware] = []
 
     def add(self, definition: TaskDefinition) -> None:

@@ -45,6 +45,8 @@ class Settings:
     buffer_bytes: int = 16 * 1024 * 1024
     buffer_seconds: float = 1.0
 
+    error_rules: str = ""
+
     health_port: int = 0
     health_host: str = "127.0.0.1"
 

@@ -28,7 +28,7 @@ from windlass.runtime.job import Job
 from windlass.runtime.metrics import Distribution, Metrics
 from windlass.telemetry import is_watched
 
-LABELS = ("type", "queue", "status", "outcome")
+LABELS = ("type", "queue", "status", "outcome", "class")
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
@@ -86,6 +86,9 @@ async def test_a_worker_counts_what_it_does(app: App, port: int) -> None:
     assert {
         key[1][2]: value for key, value in seen.items() if key[0] == "windlass_tasks_ended_total"
     } == {"completed": 4, "failed": 1, "retried": 1}
+    assert {
+        key[1][2]: value for key, value in seen.items() if key[0] == "windlass_task_errors_total"
+    } == {"permanent-input": 1, "unknown": 1}
     assert seen["windlass_task_duration_seconds_count", labels] == 6
     assert seen["windlass_task_wait_seconds_count", labels] == 7
     assert seen["windlass_task_wait_seconds_sum", labels] >= 0

@@ -288,18 +288,19 @@ class Unprintable:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "said", "error_class"),
     [
-        (AssertionError(), "AssertionError"),
-        (Snooze(-1), "Snooze -1: use a finite number of seconds"),
-        (RetryAfter(-5), "RetryAfter -5: use a finite number of seconds"),
-        (RetryAfter(cast("float", "soon")), "RetryAfter 'soon': use seconds or a timedelta"),
-        (RetryAfter(0, ValueError("rate limit")), "rate limit"),
-        (Fail(Unprintable()), "<its text raised LookupError>"),
+        (AssertionError(), "AssertionError", "code-bug"),
+        (ValueError(), "ValueError", "unknown"),
+        (Snooze(-1), "Snooze -1: use a finite number of seconds", "code-bug"),
+        (RetryAfter(-5), "RetryAfter -5: use a finite number of seconds", "code-bug"),
+        (RetryAfter(cast("float", "soon")), "RetryAfter 'soon': use seconds", "code-bug"),
+        (RetryAfter(0, ValueError("rate limit")), "rate limit", "rate-limited"),
+        (Fail(Unprintable()), "<its text raised LookupError>", "permanent-input"),
     ],
 )
 async def test_what_is_kept_of_an_odd_error_says_what_it_was(
-    app: App, error: Exception, said: str
+    app: App, error: Exception, said: str, error_class: str
 ) -> None:
     @app.task(retry=1)
     async def odd() -> None:
@@ -311,7 +312,9 @@ async def test_what_is_kept_of_an_odd_error_says_what_it_was(
     record = await handle.get()
     assert record.last_error is not None
     assert record.last_error.startswith(said)
-    assert record.status is (TaskState.FAILED if isinstance(error, Fail) else TaskState.DEAD)
+    assert record.error_class == error_class
+    fails_at_once = error_class in ("code-bug", "permanent-input")
+    assert record.status is (TaskState.FAILED if fails_at_once else TaskState.DEAD)
 
 
 @pytest.mark.parametrize("steer", [Snooze, RetryAfter])

@@ -3,6 +3,7 @@ from uuid import UUID
 import pytest
 
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
+from windlass.model.failure import ErrorClass
 from windlass.model.task import ENDS, ClaimedTask, Outcome, TaskState
 from windlass.policy.lifecycle import MOVES, settle
 from windlass.policy.retry import Retry
@@ -27,7 +28,17 @@ def task(attempts: int = 0, max_attempts: int = 4) -> ClaimedTask:
         (Failed("{}", retry_after=9), 0, Outcome.RETRIED, 9),
         (Failed("{}"), 3, Outcome.DEAD, 0),
         (Failed("{}", retry_after=9), 3, Outcome.DEAD, 0),
-        (Failed("{}", permanent=True), 0, Outcome.FAILED, 0),
+        (Failed("{}", ErrorClass.TRANSIENT), 0, Outcome.RETRIED, 2),
+        (Failed("{}", ErrorClass.RATE_LIMITED), 0, Outcome.RETRIED, 2),
+        (Failed("{}", ErrorClass.RATE_LIMITED, asked_after=100), 0, Outcome.RETRIED, 100.5),
+        (Failed("{}", ErrorClass.TRANSIENT, asked_after=2), 0, Outcome.RETRIED, 2.1),
+        (Failed("{}", ErrorClass.PERMANENT_INPUT), 0, Outcome.FAILED, 0),
+        (Failed("{}", ErrorClass.PERMANENT_INPUT, asked_after=2), 0, Outcome.FAILED, 0),
+        (Failed("{}", ErrorClass.CODE_BUG), 0, Outcome.FAILED, 0),
+        (Failed("{}", ErrorClass.CODE_BUG), 3, Outcome.FAILED, 0),
+        (Failed("{}", ErrorClass.CODE_BUG, may_retry=True), 0, Outcome.RETRIED, 2),
+        (Failed("{}", ErrorClass.CODE_BUG, may_retry=True), 3, Outcome.DEAD, 0),
+        (Failed("{}", ErrorClass.TRANSIENT, may_retry=False), 0, Outcome.FAILED, 0),
     ],
 )
 def test_an_outcome_settles_its_task(
@@ -47,7 +58,7 @@ def test_an_outcome_settles_its_task(
         (Succeeded("1"), "1", None),
         (Cancelled("{1}"), None, "{1}"),
         (Failed("{2}"), None, "{2}"),
-        (Failed("{3}", permanent=True), None, "{3}"),
+        (Failed("{3}", ErrorClass.CODE_BUG), None, "{3}"),
         (Released(), None, None),
     ],
 )

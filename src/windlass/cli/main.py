@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import click
 
 from windlass.cli.doctor import doctor
+from windlass.cli.errors import errors
 from windlass.cli.printing import legible
 from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
@@ -69,5 +70,5 @@ def main(ctx: click.Context, verbose: bool) -> None:
     )
 
 
-for command in (up, worker, migrate, enqueue, tasks, queues, workers, doctor):
+for command in (up, worker, migrate, enqueue, tasks, queues, workers, errors, doctor):
     main.add_command(command)

@@ -165,13 +165,15 @@ def _fields(record: TaskRecord) -> list[tuple[str, Any]]:
     lines = []
     for name, value in values.items():
         if name == "errors":
-            lines += [
-                (f"attempt {error['attempt']}", f"{error['type']}: {error['message']}")
-                for error in value
-            ]
+            lines += [(f"attempt {error['attempt']}", said_of(error)) for error in value]
         elif value not in (None, ()):
             lines.append((name, value))
     return lines
+
+
+def said_of(error: dict[str, Any]) -> str:
+    """One failed attempt in a line: the class of its error, type and message."""
+    return f"{error.get('class', 'unknown')}: {error['type']}: {error['message']}"
 
 
 async def _get(app: App, task_id: str) -> TaskRecord:

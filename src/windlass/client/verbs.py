@@ -221,7 +221,10 @@ class Client:
             case TaskState.CANCELLED:
                 raise TaskCancelled(f"task {task_id} was cancelled: {ended.last_error}")
             case _:
-                raise TaskFailed(f"task {task_id} is {ended.status}: {ended.last_error}")
+                kind = f" ({ended.error_class})" if ended.error_class else ""
+                failure = TaskFailed(f"task {task_id} is {ended.status}{kind}: {ended.last_error}")
+                failure.error_class = ended.error_class
+                raise failure
 
     async def _end(self, task_id: UUID, seconds: float | None) -> Ended:
         if seconds is not None and seconds < FIRST_ANSWER_WITHIN:

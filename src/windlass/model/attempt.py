@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from windlass.model.failure import ErrorClass
+
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
@@ -14,9 +16,11 @@ class Succeeded:
 class Failed:
     """The handler raised, or could not be called."""
 
-    error: str  # a JSON object: type, message, traceback
-    permanent: bool = False
+    error: str  # a JSON object: class, type, message, traceback
+    error_class: ErrorClass = ErrorClass.UNKNOWN
     retry_after: float | None = None  # seconds, if the handler named them
+    asked_after: float | None = None  # seconds, if the other side did, perhaps to many at once
+    may_retry: bool | None = None  # what the task's own predicate said, whatever the class
 
 
 @dataclass(frozen=True, slots=True)

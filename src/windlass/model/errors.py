@@ -39,6 +39,8 @@ class IdempotencyConflict(WindlassError):  # noqa: N818 - the public name is fix
 class TaskFailed(WindlassError):  # noqa: N818 - the public name is fixed
     """The task whose result was awaited ended in `failed` or `dead`."""
 
+    error_class: str | None = None  # of its last error
+
 
 class TaskCancelled(WindlassError):  # noqa: N818 - the public name is fixed
     """The task whose result was awaited was cancelled."""

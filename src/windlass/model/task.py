@@ -9,6 +9,8 @@ from uuid import UUID
 
 import msgspec
 
+from windlass.model.failure import ErrorClass
+
 
 class TaskState(StrEnum):
     """Where a task stands; the values are what users and the database see."""
@@ -152,8 +154,9 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     started_after: float | None = None  # seconds from claim to start; None if it never started
     result: str | None = None  # JSON
     delay: float = 0.0  # seconds
-    error: str | None = None  # a JSON object: type, message, traceback
+    error: str | None = None  # a JSON object: class, type, message, traceback
     reported: bool = False  # it was reported as running
+    error_class: ErrorClass | None = None  # of the error, for those who count
 
 
 @dataclass(slots=True, kw_only=True)
@@ -227,6 +230,11 @@ class TaskRecord:
     tags: tuple[str, ...] = ()
     errors: tuple[dict[str, Any], ...] = ()  # one entry per failed attempt, oldest first
 
+    @property
+    def error_class(self) -> str | None:
+        """The class of the last error, if an attempt has failed."""
+        return self.errors[-1].get("class") if self.errors else None
+
 
 class Ended(NamedTuple):
     """The end of a task, as whoever waits for its result needs it."""
@@ -235,6 +243,7 @@ class Ended(NamedTuple):
     status: TaskState
     result: str | None  # JSON
     last_error: str | None
+    error_class: str | None = None  # of the last error, if it failed
 
 
 @dataclass(frozen=True, slots=True)

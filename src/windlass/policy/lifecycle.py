@@ -5,8 +5,10 @@ from typing import assert_never
 from uuid import UUID
 
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
+from windlass.model.failure import ErrorClass
 from windlass.model.task import ClaimedTask, Outcome, Settlement, TaskState
-from windlass.policy.retry import Retry, delay_before
+from windlass.policy.classification import RETRIED
+from windlass.policy.retry import Retry, delay_as_asked, delay_before
 
 _WAITING = frozenset({TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING})
 _SETTLED = frozenset(
@@ -68,6 +70,7 @@ def settle(
 ) -> Settlement:
     """Decide what the outcome of an attempt does to its task; `draw` is random in [0, 1)."""
     error: str | None = None
+    error_class: ErrorClass | None = None
     delay = 0.0
     match outcome:
         case Succeeded():
@@ -78,15 +81,38 @@ def settle(
             verdict = Outcome.RELEASED
         case Cancelled(error):
             verdict = Outcome.CANCELLED
-        case Failed(error, permanent=True):
+        case Failed(error, error_class) if not _is_retried(outcome):
             verdict = Outcome.FAILED
-        case Failed(error) if task.attempts + 1 >= task.max_attempts:
+        case Failed(error, error_class) if task.attempts + 1 >= task.max_attempts:
             verdict = Outcome.DEAD
-        case Failed(error, retry_after=seconds):
+        case Failed(error, error_class):
             verdict = Outcome.RETRIED
-            delay = delay_before(retry, task.attempts + 1, draw) if seconds is None else seconds
+            delay = _delay(outcome, retry, task.attempts + 1, draw)
         case _:
             assert_never(outcome)
     return Settlement(
-        token, task.id, task.generation, verdict, started_after, None, delay, error, reported
+        token,
+        task.id,
+        task.generation,
+        verdict,
+        started_after,
+        None,
+        delay,
+        error,
+        reported,
+        error_class,
     )
+
+
+def _delay(failed: Failed, retry: Retry, attempt: int, draw: float) -> float:
+    """Seconds until the next attempt: as the handler says, as the other side does, or as configured."""
+    if failed.retry_after is not None:
+        return failed.retry_after
+    if failed.asked_after is not None:
+        return delay_as_asked(failed.asked_after, draw)
+    return delay_before(retry, attempt, draw)
+
+
+def _is_retried(failed: Failed) -> bool:
+    """Whether another attempt is worth while: as the task says, or else as the class of the error does."""
+    return failed.error_class in RETRIED if failed.may_retry is None else failed.may_retry

@@ -1,5 +1,6 @@
 """How long to wait before the next attempt. The random draw is passed in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,18 +8,26 @@ from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_SECONDS, shown
 
 Backoff = Literal["exponential", "linear", "fixed"]
-Jitter = Literal["full", "none"]
+Jitter = Literal["full", "equal", "none"]
+
+SPREAD_AFTER = 0.1  # part of the pause that the other side asked for, by which retries are spread
+LONGEST_SPREAD = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and how far apart a task is tried; `base` and `ceiling` are seconds."""
+    """How often and how far apart a task is tried; `base` and `ceiling` are seconds.
+
+    `when`, if it is given, says of an exception whether to try again, whatever its class.
+    """
 
     max_attempts: int = 4
     backoff: Backoff = "exponential"
     base: float = 2.0
     ceiling: float = 3600.0
     jitter: Jitter = "full"
+    multiplier: float = 2.0  # of each pause, if they grow exponentially
+    when: Callable[[BaseException], bool] | None = None
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= 30_000:
@@ -29,9 +38,18 @@ class Retry:
             raise ConfigurationError(
                 f"retry: backoff {shown(self.backoff)} is not known; use exponential, linear or fixed"
             )
-        if self.jitter not in ("full", "none"):
+        if self.jitter not in ("full", "equal", "none"):
             raise ConfigurationError(
-                f"retry: jitter {shown(self.jitter)} is not known; use full or none"
+                f"retry: jitter {shown(self.jitter)} is not known; use full, equal or none"
+            )
+        if type(self.multiplier) not in (int, float) or not 1 <= self.multiplier <= 1000:
+            raise ConfigurationError(
+                f"retry: multiplier {shown(self.multiplier)} must be a number from 1 to 1000"
+            )
+        if self.when is not None and not callable(self.when):
+            raise ConfigurationError(
+                f"retry: when {shown(self.when)}: give a function of an exception that returns "
+                "whether to try again"
             )
         for name, value in (("base", self.base), ("ceiling", self.ceiling)):
             if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
@@ -49,7 +67,22 @@ def delay_before(retry: Retry, attempt: int, draw: float) -> float:
         case "linear":
             seconds = retry.base * attempt
         case "exponential":
-            # The exponent is bounded so that the power of a long row of failures stays finite.
-            seconds = retry.base * 2.0 ** min(attempt - 1, 64)
+            seconds = retry.base * _power(retry.multiplier, attempt - 1)
     seconds = min(seconds, retry.ceiling)
-    return seconds * draw if retry.jitter == "full" else seconds
+    match retry.jitter:
+        case "full":
+            return seconds * draw
+        case "equal":
+            return seconds / 2 + seconds / 2 * draw
+        case "none":
+            return seconds
+
+
+def _power(multiplier: float, exponent: int) -> float:
+    """The power, bounded so that that of a long row of failures stays finite."""
+    return float(multiplier) ** min(exponent, 64)
+
+
+def delay_as_asked(seconds: float, draw: float) -> float:
+    """Return the pause that the other side asked for, or a little more: not all come at one moment."""
+    return seconds + min(seconds * SPREAD_AFTER, LONGEST_SPREAD) * draw

@@ -14,8 +14,9 @@ import weakref
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
 
-from windlass.model.attempt import AttemptOutcome, Failed
-from windlass.runtime.describe import describe_exception
+from windlass.failures.describe import failed_by
+from windlass.model.attempt import AttemptOutcome
+from windlass.model.failure import ErrorClass
 from windlass.runtime.executor import Executor
 from windlass.runtime.job import Job
 
@@ -148,7 +149,7 @@ async def _let_turn() -> bool:
 
 def _fault(error: Exception) -> AttemptOutcome:
     """What becomes of a job that we could not run."""
-    return Failed(describe_exception(error))
+    return failed_by(error, ErrorClass.UNKNOWN)
 
 
 def _watch(task: asyncio.Task[Any]) -> Callable[[], bool]:

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from windlass.failures.describe import describe
 from windlass.model.errors import StoreBusy, StoreUnavailable
+from windlass.model.failure import ErrorClass
 from windlass.model.task import Answer, Claim, Outcome, Settlement
-from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
 from windlass.service import LONGEST_PATIENCE, answered_within, backoff
 from windlass.store.port import SettleStore
@@ -151,7 +152,8 @@ class Committer:
                 outcomes = [settlement.outcome for settlement in settlements]
                 claims = _claims(batch)
                 tell("settled", Settled(batch, claims, outcomes, answers))
-                if Outcome.DEAD in outcomes or answers.count(Answer.APPLIED) < len(batch):
+                as_usual = outcomes.count(Outcome.COMPLETED), answers.count(Answer.APPLIED)
+                if as_usual != (len(batch), len(batch)):
                     self._report(batch, answers)
                 self._settled(claims)
                 return
@@ -192,7 +194,8 @@ class Committer:
                 _claims(batch)
             )  # not even its failure can be written: its lease will run out
             return
-        failure = describe("Refused", f"the store refused the outcome: {error}")
+        said = f"the store refused the outcome: {error}"
+        failure = describe("Refused", said, ErrorClass.CODE_BUG)
         await self._commit(
             [
                 Done(
@@ -210,8 +213,20 @@ class Committer:
             elif done.was_completed(answer):
                 if job.completing is not None and job.completing.is_failed:
                     emit("handler.failed_late", task_id=job.task.id, type=job.task.type)
-            elif done.settlement.outcome is Outcome.DEAD:
-                emit("task.dead", task_id=job.task.id, type=job.task.type)
+            else:
+                _tell_failure(job, done.settlement)
+
+
+def _tell_failure(job: Job, settlement: Settlement) -> None:
+    """Say what somebody should know of a failed attempt. Its message is the handler's, and may hold data."""
+    error_class = settlement.error_class
+    told = {"task_id": job.task.id, "type": job.task.type, "error_class": error_class}
+    if settlement.outcome is Outcome.DEAD:
+        emit("task.dead", **told)
+    elif settlement.outcome is Outcome.FAILED:
+        emit("task.code_bug" if error_class is ErrorClass.CODE_BUG else "task.failed", **told)
+    elif error_class is ErrorClass.UNKNOWN:
+        emit("task.unknown_error", **told)
 
 
 def _claims(batch: Sequence[Done]) -> Counter[Claim]:

@@ -8,10 +8,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
+from windlass.failures.describe import failed
 from windlass.model.attempt import AttemptOutcome, Failed, Succeeded
-from windlass.model.errors import ConfigurationError, LeaseLost, PayloadError, WindlassError
+from windlass.model.errors import ConfigurationError, LeaseLost, WindlassError
+from windlass.model.failure import ErrorClass
 from windlass.model.task import Completion
-from windlass.runtime.describe import describe
 from windlass.runtime.job import Job
 from windlass.service import check_no_event_loop, run_now
 from windlass.store.port import CompleteStore, Guest
@@ -43,8 +44,7 @@ class Completing:
         self._store = store
         self._job = job
         self._lease = lease
-        self._encode_value = encode
-        self.refused: PayloadError | None = None
+        self._encode = encode
         self.is_failed = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -130,13 +130,6 @@ class Completing:
         completion.result = result
         run_now(self._store.complete_within(guest, completion))
 
-    def _encode(self, value: Any) -> str | None:
-        try:
-            return self._encode_value(value)
-        except PayloadError as error:
-            self.refused = error
-            raise
-
     async def _check_in_transaction(self, guest: Guest) -> None:
         if await guest.commits_by_itself():
             raise ConfigurationError(
@@ -178,12 +171,12 @@ class Completing:
         if self._completion is None:
             if is_forgotten and isinstance(outcome, Succeeded):
                 # What it wrote may be committed: to repeat that is for a person to decide.
-                return Failed(describe("NotAwaited", _NOT_AWAITED), permanent=True)
+                return failed("NotAwaited", _NOT_AWAITED, ErrorClass.CODE_BUG)
             return outcome
         if self._is_committed:
             return Succeeded(self._completion.result)
         if isinstance(outcome, Succeeded):
-            return Failed(describe("NotCommitted", _UNKNOWN))
+            return failed("NotCommitted", _UNKNOWN, ErrorClass.UNKNOWN)
         return outcome
 
     def _drop_unawaited(self) -> bool:

@@ -14,11 +14,12 @@ from uuid import UUID
 
 from windlass.context import Context, current_job
 from windlass.encoding import encode_json
+from windlass.failures.describe import describe, describe_exception, failed, failed_by, text_of
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
-from windlass.model.errors import ConfigurationError, Fail, PayloadError, RetryAfter, Snooze
+from windlass.model.errors import ConfigurationError, Fail, RetryAfter, Snooze
+from windlass.model.failure import ErrorClass
 from windlass.registry import Registry, TaskDefinition, checked_seconds
 from windlass.runtime.completing import Completing
-from windlass.runtime.describe import describe, describe_exception, text_of
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.threads import Threads
 from windlass.telemetry import emit
@@ -58,7 +59,7 @@ class Executor:
         try:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
-            return Failed(describe_exception(error), permanent=True)
+            return failed_by(error, ErrorClass.PERMANENT_INPUT)
         job.task.forget_payload()
         current_job.set((self._registry, job))
         try:
@@ -68,7 +69,7 @@ class Executor:
                 job.give_way_at = job.started_at + definition.timeout
                 value = await _within(definition.timeout, self._call(job, definition, arguments))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            outcome = self._raised(job, error)
+            outcome = self._raised(job, definition, error)
         else:
             outcome = _NOTHING_TO_KEEP if value is None else self._returned(definition, value)
         if job.completing is not None:
@@ -132,7 +133,7 @@ class Executor:
         try:
             return Succeeded(self._encoded(definition, value))
         except BaseException as error:  # noqa: BLE001 - what was returned brings its own code
-            return Failed(describe_exception(error), permanent=True)
+            return failed_by(error, ErrorClass.CODE_BUG)
 
     def _encoded(self, definition: TaskDefinition, value: Any) -> str | None:
         if value is None or not definition.keep_result:
@@ -144,7 +145,8 @@ class Executor:
         """Say what becomes of a job whose handler did not give way when it was told to."""
         if job.halt is not None:
             return self._halted(job)
-        return Failed(describe("TimeoutError", "took longer than its timeout and did not give way"))
+        said = "took longer than its timeout and did not give way"
+        return failed("TimeoutError", said, ErrorClass.TRANSIENT)
 
     def _halted(self, job: Job) -> AttemptOutcome | None:
         match job.halt:
@@ -155,7 +157,9 @@ class Executor:
             case _:
                 return None
 
-    def _raised(self, job: Job, error: BaseException) -> AttemptOutcome | None:
+    def _raised(
+        self, job: Job, definition: TaskDefinition, error: BaseException
+    ) -> AttemptOutcome | None:
         match error:
             case asyncio.CancelledError() if job.halt is not None:
                 return self._halted(job)
@@ -163,13 +167,22 @@ class Executor:
                 return _put_off(error)
             case Fail():
                 reason = getattr(error, "reason", "no reason was given")
-                return Failed(describe("Fail", text_of(reason)), permanent=True)
+                return failed("Fail", text_of(reason), ErrorClass.PERMANENT_INPUT)
             case _Overran():
-                return Failed(describe("TimeoutError", str(error), error))
-            case PayloadError() if job.completing is not None and job.completing.refused is error:
-                return Failed(describe_exception(error), permanent=True)
+                return failed("TimeoutError", str(error), ErrorClass.TRANSIENT, error)
             case _:
-                return Failed(describe_exception(error))
+                return self._classified(definition, error)
+
+    def _classified(self, definition: TaskDefinition, error: BaseException) -> Failed:
+        classifier = self._registry.classifier
+        facts = classifier.facts_of(error, datetime.now(UTC))
+        error_class = classifier.classify(facts).error_class
+        return Failed(
+            describe_exception(error, error_class),
+            error_class,
+            asked_after=facts.retry_after,
+            may_retry=_as_predicate_says(definition, error),
+        )
 
 
 class _Overran(Exception):  # noqa: N818 - says what happened
@@ -205,8 +218,21 @@ def _put_off(error: Snooze | RetryAfter) -> AttemptOutcome:
     try:
         seconds = checked_seconds(kind, getattr(error, "seconds", None))
     except ConfigurationError as wrong:
-        return Failed(describe(kind, str(wrong), error))
+        return failed(kind, str(wrong), ErrorClass.CODE_BUG, error)
     if isinstance(error, Snooze):
         return Snoozed(seconds)
     reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"
-    return Failed(describe(kind, reason), retry_after=seconds)
+    error_class = ErrorClass.RATE_LIMITED
+    return Failed(describe(kind, reason, error_class), error_class, retry_after=seconds)
+
+
+def _as_predicate_says(definition: TaskDefinition, error: BaseException) -> bool | None:
+    """Whether the task's own predicate wants another attempt; None if there is none, or it fails."""
+    when = definition.retry.when
+    if when is None:
+        return None
+    try:
+        return bool(when(error))
+    except Exception as wrong:  # noqa: BLE001 - it is the application's
+        emit("retry.undecided", type=definition.name, error=wrong)
+        return None

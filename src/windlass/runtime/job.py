@@ -9,14 +9,12 @@ import msgspec
 
 from windlass.context import Context
 from windlass.model.attempt import AttemptOutcome
-from windlass.model.errors import PayloadError
 from windlass.model.task import Claim, ClaimedTask, Fence
 
 
 class Judge(Protocol):
     """What a handler did to end its own task."""
 
-    refused: PayloadError | None  # of a result that no other attempt could keep
     is_failed: bool  # it failed, whatever it may have completed
 
     @property

@@ -126,6 +126,7 @@ class Metrics(Collector):
         self._enqueued: Counter[Labels] = Counter()
         self._claimed: Counter[Labels] = Counter()
         self._ended: Counter[tuple[str, str, str]] = Counter()
+        self._errors: Counter[tuple[str, str, str]] = Counter()
         self._waits: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
         self._durations: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
         self._claims = Sizes()
@@ -197,6 +198,8 @@ class Metrics(Collector):
             job = done.job
             labels = self._labels(job.task.type, job.task.queue)
             self._ended[*labels, _shown(done, answer)] += 1
+            if done.settlement.error_class is not None and answer is not Answer.LOST:
+                self._errors[*labels, done.settlement.error_class] += 1
             if job.took is not None:
                 self._durations[labels].add((job.took,))
 
@@ -216,6 +219,8 @@ class Metrics(Collector):
         )
         said = "Attempts of workers of this process by what became of them"
         yield _counter("tasks_ended", said, [*both, "outcome"], self._ended)
+        said = "Failed attempts of workers of this process by the class of their error"
+        yield _counter("task_errors", said, [*both, "class"], self._errors)
         said = "From ready to granted"
         yield _histogram("task_wait_seconds", said, both, list(self._waits.items()))
         said = "From the start of a handler to its end"

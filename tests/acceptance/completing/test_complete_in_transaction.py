@@ -267,7 +267,7 @@ async def test_complete_belongs_into_the_block(app: App, look: asyncpg.Connectio
 
     task = await done(app, await work.enqueue())
 
-    assert task.status == "dead"
+    assert task.status == "failed"
     assert "belongs into `async with ctx.transaction():`" in task.last_error
 
 
@@ -345,5 +345,5 @@ async def test_in_memory_there_are_no_transactions() -> None:
 
         task = await done(app, await work.enqueue())
 
-    assert task.status == "dead"
+    assert task.status == "failed"
     assert "ctx.transaction() and ctx.complete() need PostgreSQL" in task.last_error

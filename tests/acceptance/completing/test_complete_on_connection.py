@@ -83,7 +83,7 @@ async def test_a_synchronous_connection_is_refused_at_once_and_not_when_it_is_aw
     handler = forget_sync if runs_in == "thread" else forget_sync_too
     task = await done(app, await app.task(retry=1)(handler).enqueue())
 
-    assert (task.status, await effects(look)) == ("dead", 0)
+    assert (task.status, await effects(look)) == ("failed", 0)
     assert "use its twin with _sync (enqueue_sync, ctx.complete_sync)" in task.last_error
 
 
@@ -106,7 +106,7 @@ async def test_a_thread_that_completes_on_an_asynchronous_connection_is_told_so(
 
     for handler in (work, with_a_loop_of_its_own):
         task = await done(app, await handler.enqueue())
-        assert task.status == "dead"
+        assert task.status == "failed"
         assert "use ctx.complete_sync() and a synchronous connection" in task.last_error
     await own.close()
 

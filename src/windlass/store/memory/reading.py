@@ -18,7 +18,7 @@ from windlass.model.task import (
     TaskState,
     WorkerRecord,
 )
-from windlass.store.memory.state import matches, task_record
+from windlass.store.memory.state import failed_with, matches, task_record
 from windlass.store.memory.tables import MemoryTables, transaction
 
 
@@ -33,7 +33,7 @@ class ReadVerbs(MemoryTables):
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
         known = {each: self._tasks[each] for each in task_ids if each in self._tasks}
         ended = [
-            Ended(task_id, task.status, task.result, task.last_error)
+            Ended(task_id, task.status, task.result, task.last_error, failed_with(task))
             for task_id, task in known.items()
             if task.status in ENDS
         ]

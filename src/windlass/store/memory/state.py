@@ -149,6 +149,14 @@ def task_record(task: TaskEntry) -> TaskRecord:
     )
 
 
+def failed_with(task: TaskEntry) -> str | None:
+    """The class of the error that a task ended with, if it failed."""
+    if task.status not in (TaskState.FAILED, TaskState.DEAD):
+        return None
+    error_class: str | None = task.errors[-1].get("class")
+    return error_class
+
+
 def matches(task: TaskEntry, wanted: TaskFilter) -> bool:
     """Whether a task is among those to list."""
     return (

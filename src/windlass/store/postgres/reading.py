@@ -32,7 +32,13 @@ class ReadVerbs(PostgresParts):
         rows = await self._run.fetch("read_ended", list(task_ids))
         unknown = [row["id"] for row in rows if row["status"] is None]
         ended = [
-            Ended(row["id"], TaskState(row["status"]), row["result"], row["last_error"])
+            Ended(
+                row["id"],
+                TaskState(row["status"]),
+                row["result"],
+                row["last_error"],
+                row["error_class"],
+            )
             for row in rows
             if row["status"] is not None
         ]

@@ -1,18 +1,33 @@
-"""What is kept of an error: type, message and traceback, in a form that can be stored."""
+"""What is kept of an error: class, type, message and traceback, in a form that can be stored."""
 
 import traceback
 
 import msgspec
+
+from windlass.model.attempt import Failed
+from windlass.model.failure import ErrorClass
 
 LONGEST_TYPE = 200  # characters
 LONGEST_MESSAGE = 10_000
 LONGEST_TRACEBACK = 20_000
 
 
-def describe_exception(error: BaseException) -> str:
+def describe_exception(error: BaseException, error_class: ErrorClass) -> str:
     """Return an exception as the JSON object that is kept of it."""
     kind = type(error).__qualname__
-    return describe(kind, text_of(error) or kind, error)
+    return describe(kind, text_of(error) or kind, error_class, error)
+
+
+def failed(
+    kind: str, message: str, error_class: ErrorClass, error: BaseException | None = None
+) -> Failed:
+    """Return the outcome of an attempt that failed in a way that needs no rule to be classified."""
+    return Failed(describe(kind, message, error_class, error), error_class)
+
+
+def failed_by(error: BaseException, error_class: ErrorClass) -> Failed:
+    """Return the same for an exception, whatever a rule would say of it."""
+    return Failed(describe_exception(error, error_class), error_class)
 
 
 def text_of(value: object) -> str:
@@ -23,9 +38,18 @@ def text_of(value: object) -> str:
         return f"<its text raised {type(error).__name__}>"
 
 
-def describe(kind: str, message: str, error: BaseException | None = None) -> str:
+def describe(
+    kind: str,
+    message: str,
+    error_class: ErrorClass | None = None,
+    error: BaseException | None = None,
+) -> str:
     """Return the JSON object that is kept of an error, cut to a bearable size."""
     kept = {"type": _clean(kind, LONGEST_TYPE), "message": _clean(message, LONGEST_MESSAGE)}
+    if error_class is not None:
+        kept["class"] = str(error_class)
+    if error is not None and type(error).__module__ != "builtins":
+        kept["module"] = _clean(type(error).__module__, LONGEST_TYPE)
     if error is not None and error.__traceback__ is not None:
         try:
             lines = traceback.format_exception(error)

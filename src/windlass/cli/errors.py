@@ -1,0 +1,127 @@
+"""Commands on the rules by which errors are classified."""
+
+import builtins
+import importlib
+from typing import Any
+
+import click
+
+from windlass.cli.loading import app_option, json_option, load_app
+from windlass.cli.options import single_option
+from windlass.cli.printing import legible, print_json, print_table
+from windlass.failures.classifier import Classifier
+from windlass.failures.facts import names_of
+from windlass.model.errors import ConfigurationError
+from windlass.model.failure import ErrorFacts
+from windlass.policy.classification import RETRIED, Rule
+from windlass.settings import Settings
+
+
+@click.group()
+def errors() -> None:
+    """See how errors are classified."""
+
+
+def _classifier(application: str | None) -> Classifier:
+    """The rules of an application; without one, those of the file that is configured, and ours."""
+    if application is None:
+        return Classifier(Settings.load({}).error_rules)
+    return load_app(application).registry.classifier
+
+
+@errors.command("list")
+@app_option
+@json_option
+def list_rules(application: str | None, as_json: bool) -> None:
+    """List the rules in the order in which they are tried."""
+    rules = [_record(rule) for rule in _classifier(application).rules]
+    if as_json:
+        print_json(rules)
+        return
+    print_table(
+        ("class", "rule", "from", "asks for"),
+        [(rule["class"], rule["name"], rule["source"], _asked(rule)) for rule in rules],
+    )
+
+
+def _record(rule: Rule) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "source": rule.source,
+        "class": rule.error_class,
+        "type": sorted(rule.types),
+        "status": sorted(rule.statuses),
+        "sqlstate": sorted(rule.sqlstates),
+        "attribute": dict(rule.attributes or {}),
+        "message": None if rule.message is None else rule.message.pattern,
+    }
+
+
+def _asked(rule: dict[str, Any]) -> str:
+    keys = ("type", "status", "sqlstate", "attribute", "message")
+    return "; ".join(f"{key} {_few(rule[key])}" for key in keys if rule[key])
+
+
+def _few(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value[:3]) + (", …" if len(value) > 3 else "")
+    return ", ".join(value) if isinstance(value, dict) else str(value)
+
+
+@errors.command("test")
+@app_option
+@click.argument("name", metavar="EXCEPTION")
+@single_option("--status", type=int, help="The status of HTTP that it would carry.")
+@single_option("--sqlstate", help="The SQLSTATE that it would carry.")
+@single_option("--message", default="", help="What it would say.")
+@click.option(
+    "--attribute", multiple=True, metavar="PATH=VALUE", help="An attribute that it would have."
+)
+@json_option
+def test_rule(
+    application: str | None, name: str, as_json: bool, attribute: tuple[str, ...], **said: Any
+) -> None:
+    """Tell which rule an exception would be classified by, given by its dotted name."""
+    names, is_known = _names(name)
+    attributes = dict(_attribute(one) for one in attribute)
+    facts = ErrorFacts(names=names, attributes=attributes, **said)
+    verdict = _classifier(application).classify(facts)
+    if as_json:
+        rule = None if verdict.rule is None else _record(verdict.rule)
+        print_json([{"exception": name, "class": verdict.error_class, "rule": rule}])
+        return
+    does = "tried again" if verdict.error_class in RETRIED else "fails at once"
+    click.echo(legible(f"{name} is {verdict.error_class}: {does}"))
+    if verdict.rule is None:
+        click.echo("no rule matches it")
+    else:
+        click.echo(legible(f"by the rule {verdict.rule}"))
+    if not is_known:
+        click.echo(
+            legible(
+                f"'{name}' cannot be imported here, so only its name was compared, not its bases"
+            ),
+            err=True,
+        )
+
+
+def _names(name: str) -> tuple[frozenset[str], bool]:
+    """The names of an exception and of its bases, if it can be found; else its own."""
+    module, _, last = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module) if module else builtins, last, None)
+    except Exception:  # noqa: BLE001 - a library may fail in any way when it is imported
+        found = None
+    if isinstance(found, type) and issubclass(found, BaseException):
+        return names_of(found) | {name}, True
+    return frozenset({name}), False
+
+
+def _attribute(text: str) -> tuple[str, Any]:
+    path, is_there, value = text.partition("=")
+    if not is_there or not path:
+        raise ConfigurationError(f"--attribute '{text}': write it as PATH=VALUE")
+    known = {"true": True, "false": False}
+    if value in known:
+        return path, known[value]
+    return path, int(value) if value.lstrip("-").isdecimal() else value
