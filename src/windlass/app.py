@@ -192,6 +192,29 @@ class App(TaskSet):
         except (ValueError, AttributeError, TypeError):
             raise TaskNotFound(f"{shown(task_id)} is not the id of a task; ids are UUIDs") from None
 
+    # Operating
+
+    async def stop_retries(self, name: str, reason: str = "stopped on request") -> int:
+        """Stop trying failed tasks of a type again: from now on, and those that wait for it.
+
+        They are dead, until somebody retries them. Return how many waited.
+        """
+        async with self.using() as client:
+            return await client.stop_retries(name, reason)
+
+    async def allow_retries(self, name: str) -> bool:
+        """Try failed tasks of a type again from now on; return whether that was stopped."""
+        async with self.using() as client:
+            return await client.allow_retries(name)
+
+    def stop_retries_sync(self, name: str, reason: str = "stopped on request") -> int:
+        """`stop_retries` for synchronous code."""
+        return self.run_sync("stop_retries", lambda: self.stop_retries(name, reason))
+
+    def allow_retries_sync(self, name: str) -> bool:
+        """`allow_retries` for synchronous code."""
+        return self.run_sync("allow_retries", lambda: self.allow_retries(name))
+
     # Running
 
     @asynccontextmanager

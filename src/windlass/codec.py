@@ -32,6 +32,7 @@ _CHOICE = re.compile(
 ALIKE_TEXT = (
     200_000  # characters in calls that are encoded together: there are several copies at once
 )
+LARGEST_PART = 64 << 10  # bytes of a call to which more is added later
 MOST_SHAPES = 100  # of calls that are remembered, of each function
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # by place and by name
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # equal as they are, if of one type
@@ -129,6 +130,35 @@ class ArgumentCodec:
                 return None
         return encoded.decode()
 
+    def encode_part(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], filled_in: Sequence[str]
+    ) -> tuple[str, tuple[str, ...]]:
+        """Encode a call that may lack arguments which are filled in; return which of them it takes."""
+        try:
+            arguments = self._signature.bind_partial(*args, **kwargs).arguments
+        except TypeError as error:
+            raise PayloadError(f"{self._what}: {error}") from error
+        missing = [name for name in self._required if name not in {*arguments, *filled_in}]
+        if missing:
+            raise PayloadError(
+                f"{self._what}: argument '{missing[0]}' is missing; give it in the call, or name the "
+                f"parameter as one that is filled in: {', '.join(filled_in)}"
+            )
+        text = encode_arguments(arguments, what=self._what, max_bytes=LARGEST_PART)
+        try:
+            arrived = self._part_decoder().decode(text)
+        except Exception as error:  # noqa: BLE001 - of ours or of the parameter's own type
+            raise PayloadError(f"{self._what}: {self._told_by(error)}") from _without_values(error)
+        self._check_arrived(arguments, arrived)
+        return text, tuple(
+            name for name in self._names if name in filled_in and name not in arguments
+        )
+
+    def _part_decoder(self) -> msgspec.json.Decoder[Any]:
+        optional: list[Any] = [(name, kind, msgspec.UNSET) for name, kind in self._kinds.items()]
+        shape = msgspec.defstruct("Part", optional, kw_only=True, forbid_unknown_fields=True)
+        return msgspec.json.Decoder(shape, dec_hook=decode_other)
+
     def encode_alike(self, calls: Sequence[Arguments], max_bytes: int) -> list[str] | None:
         """Encode calls that give the same arguments, all at once: far cheaper, if they are plain.
 
@@ -192,13 +222,16 @@ class ArgumentCodec:
             else:
                 fault = _number_among(arguments) or self._told_by(error)
             raise PayloadError(f"{what}: {fault}") from _without_values(error)
+        self._check_arrived(arguments, arrived)
+        return text
+
+    def _check_arrived(self, arguments: dict[str, Any], arrived: Any) -> None:
         for name, sent in arguments.items():
             if not _arrives(sent, getattr(arrived, name)):
                 raise PayloadError(
-                    f"{what}: argument '{name}' ({type(sent).__name__}) would not arrive as it was "
-                    f"sent; {self._way_out(name, sent)}"
+                    f"{self._what}: argument '{name}' ({type(sent).__name__}) would not arrive as it "
+                    f"was sent; {self._way_out(name, sent)}"
                 )
-        return text
 
     def _way_out(self, name: str, sent: Any) -> str:
         if _number_among({name: sent}) is not None:

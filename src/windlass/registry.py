@@ -12,7 +12,7 @@ from windlass.context import Context
 from windlass.failures.classifier import Classifier
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
-from windlass.model.task import TypeDefaults
+from windlass.model.task import Callback, TypeDefaults
 from windlass.policy.retry import Retry
 
 RunKind = Literal["async", "thread"]
@@ -93,11 +93,21 @@ class TaskDefinition:
     timeout: float | None
     keep_result: bool
     retention: timedelta | None
+    on_success: Callback | None = None
+    on_failure: Callback | None = None
     defaults: TypeDefaults = field(init=False)  # what the store should know of it
 
     def __post_init__(self) -> None:
         attempts = self.retry.max_attempts
-        defaults = TypeDefaults(self.name, self.queue, self.priority, attempts, self.retention)
+        defaults = TypeDefaults(
+            self.name,
+            self.queue,
+            self.priority,
+            attempts,
+            self.retention,
+            self.on_success,
+            self.on_failure,
+        )
         object.__setattr__(self, "defaults", defaults)  # it is frozen
 
 
@@ -113,10 +123,19 @@ class TaskOptions:
     run: str | None = None
     keep_result: bool = True
     retention: timedelta | float | None = None
+    on_success: Any = None
+    on_failure: Any = None
 
 
-def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition:
-    """Check a function and its options, and make a definition of them."""
+def define(
+    function: Callable[..., Any],
+    options: TaskOptions,
+    called_back: Callable[[str, Any], Callback | None],
+) -> TaskDefinition:
+    """Check a function and its options, and make a definition of them.
+
+    `called_back` reads what is to be enqueued when a task has ended.
+    """
     if isinstance(function, staticmethod):
         function = function.__func__
     if not callable(function):
@@ -147,6 +166,8 @@ def define(function: Callable[..., Any], options: TaskOptions) -> TaskDefinition
         retention=None
         if options.retention is None
         else checked_retention(f"task '{name}': retention", options.retention),
+        on_success=called_back(f"task '{name}': on_success", options.on_success),
+        on_failure=called_back(f"task '{name}': on_failure", options.on_failure),
     )
 
 

@@ -21,6 +21,7 @@ DELETE FROM windlass.large_payload;
 DELETE FROM windlass.idempotency;
 DELETE FROM windlass.queue;
 DELETE FROM windlass.task_type;
+DELETE FROM windlass.stopped_type;
 DELETE FROM windlass.worker;
 DELETE FROM windlass.worker_pulse;
 DELETE FROM windlass.setting;

@@ -331,6 +331,26 @@ async def retry(scene: Scene) -> Call:
     return lambda store, again: store.retry(task_id)
 
 
+@scenario("stop_retries")
+async def stop_retries(scene: Scene) -> Call:
+    return lambda store, again: store.stop_retries("resize", "stop")
+
+
+@scenario("allow_retries", if_done=False)
+async def allow_retries(scene: Scene) -> Call:
+    await scene.around.stop_retries("resize", "stop")
+    return lambda store, again: store.allow_retries("resize")
+
+
+@scenario("bury_retries", if_done=0)
+async def bury_retries(scene: Scene) -> Call:
+    await scene.add(2)
+    claim = await scene.claim()
+    await scene.around.settle(settlements(claim, Outcome.RETRIED, delay=3600.0))
+    await scene.around.stop_retries("resize", "stop")
+    return lambda store, again: store.bury_retries("resize", 10)
+
+
 @scenario("pause")
 async def pause(scene: Scene) -> Call:
     return lambda store, again: store.pause("default")
@@ -340,6 +360,12 @@ async def pause(scene: Scene) -> Call:
 async def resume(scene: Scene) -> Call:
     await scene.around.pause("default")
     return lambda store, again: store.resume("default")
+
+
+@scenario("types")
+async def types(scene: Scene) -> Call:
+    await scene.around.stop_retries("resize", "stop")
+    return lambda store, again: store.types()
 
 
 @scenario("get")

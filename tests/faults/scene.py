@@ -81,6 +81,8 @@ SELECT 'queue', to_jsonb(t) FROM windlass.queue t
 UNION ALL
 SELECT 'task_type', to_jsonb(t) FROM windlass.task_type t
 UNION ALL
+SELECT 'stopped_type', to_jsonb(t) FROM windlass.stopped_type t
+UNION ALL
 SELECT 'setting', to_jsonb(t) FROM windlass.setting t
 UNION ALL
 SELECT 'worker', to_jsonb(t) FROM windlass.worker t

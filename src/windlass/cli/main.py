@@ -12,6 +12,7 @@ from windlass.cli.printing import legible
 from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
 from windlass.cli.tasks import tasks
+from windlass.cli.types import types
 from windlass.cli.workers import workers
 from windlass.model.errors import ConfigurationError, WindlassError
 
@@ -70,5 +71,5 @@ def main(ctx: click.Context, verbose: bool) -> None:
     )
 
 
-for command in (up, worker, migrate, enqueue, tasks, queues, workers, errors, doctor):
+for command in (up, worker, migrate, enqueue, tasks, queues, workers, types, errors, doctor):
     main.add_command(command)

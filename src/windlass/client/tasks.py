@@ -26,7 +26,9 @@ from windlass.client.asking import (
 )
 from windlass.client.verbs import Handle
 from windlass.context import Context
-from windlass.model.errors import ConfigurationError
+from windlass.model.errors import ConfigurationError, PayloadError
+from windlass.model.limits import shown
+from windlass.model.task import FILLED_IN, Callback
 from windlass.policy.retry import Retry
 from windlass.registry import TaskDefinition, TaskOptions, define
 
@@ -74,6 +76,10 @@ class Task(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """Describe a call, for `enqueue_many`."""
+        return Call(self.definition, args, kwargs, NO_OPTIONS)
+
+    def partial(self, *args: Any, **kwargs: Any) -> Call:
+        """Describe a call that may lack what is filled in, for `on_success` and `on_failure`."""
         return Call(self.definition, args, kwargs, NO_OPTIONS)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Handle":
@@ -126,6 +132,10 @@ class TaskWithOptions(Generic[P, R]):
         outlet = self._task._bound()  # noqa: SLF001 - its own task
         return outlet.send_sync("enqueue", [self.call(*args, **kwargs)])[0]
 
+    def partial(self, *args: Any, **kwargs: Any) -> Call:
+        """Describe a call that may lack what is filled in, for `on_success` and `on_failure`."""
+        return Call(self._task.definition, args, kwargs, self._options)
+
 
 class TaskSettings(TypedDict, total=False):
     """What `@app.task(...)` takes, for type checkers."""
@@ -138,6 +148,8 @@ class TaskSettings(TypedDict, total=False):
     run: str | None
     keep_result: bool
     retention: timedelta | float | None
+    on_success: "Callee | None"
+    on_failure: "Callee | None"
     limit: Any
 
 
@@ -176,8 +188,39 @@ class TaskSet:
         return task
 
 
+Callee = Task[..., Any] | TaskWithOptions[..., Any] | Call
+
+
+def _callback(what: str, given: Any) -> Callback | None:
+    """What is enqueued when a task has ended: a task, or a call of one that may lack what is filled in."""
+    match given:
+        case None:
+            return None
+        case Call():
+            call = given
+        case Task():
+            call = given.partial()
+        case TaskWithOptions():
+            call = given.partial()
+        case _:
+            raise ConfigurationError(
+                f"{what} {shown(given)}: give a task, or a call of one as in alert.partial(level=3)"
+            )
+    for name in ("connection", "idempotency_key", "at"):
+        if getattr(call.options, name) is not None:
+            raise ConfigurationError(
+                f"{what}: option '{name}' belongs to a single task; leave it out"
+            )
+    definition = call.definition
+    try:
+        payload, takes = definition.codec.encode_part(call.args, call.kwargs, FILLED_IN)
+        return Callback(call.options.new_task(definition.defaults, payload), takes)
+    except PayloadError as error:
+        raise ConfigurationError(f"{what}: {error}") from error
+
+
 def _made(function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
-    definition = define(function, options)
+    definition = define(function, options, _callback)
     first = next(iter(inspect.signature(definition.function).parameters), None)
     takes_context = first is not None and first == definition.codec.context_name
     return (ContextTask if takes_context else Task)(definition)

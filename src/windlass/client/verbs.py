@@ -52,6 +52,7 @@ T = TypeVar("T")
 FIRST_ANSWER_WITHIN = 1.0  # seconds, of the store that is asked for a result
 MADE_AT_ONCE = 1000  # tasks of a call; those of a larger one are made while the first are written
 MADE_WITHIN = 0.2  # seconds for so many, or all are made first
+BURIED_AT_ONCE = 1000  # tasks that wait for a retry which will not be
 REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
 REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
@@ -247,6 +248,19 @@ class Client:
     async def retry(self, task_id: UUID) -> None:
         """Reopen an ended, unsuccessful task."""
         await self._store.retry(task_id)
+
+    async def stop_retries(self, name: str, reason: str) -> int:
+        """End failed tasks of a type instead of trying them again, those that wait for it too."""
+        checked_name("task name", name)
+        await self._store.stop_retries(name, checked_reason(reason))
+        buried = 0
+        while more := await self._store.bury_retries(name, BURIED_AT_ONCE):
+            buried += more
+        return buried
+
+    async def allow_retries(self, name: str) -> bool:
+        """Try tasks of a type again; return whether that was stopped."""
+        return await self._store.allow_retries(checked_name("task name", name))
 
     async def close(self) -> None:
         """Stop waiting for results, and let the enqueues that are under way be answered."""

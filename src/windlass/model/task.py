@@ -59,6 +59,16 @@ class NewTask(NamedTuple):
     retention: timedelta | None = None  # None: the setting at the time it ends
 
 
+FILLED_IN = ("task_id", "task_type", "queue", "attempts", "result", "error")
+
+
+class Callback(NamedTuple):
+    """A task that is enqueued when another has ended, in the transaction that ends that one."""
+
+    task: NewTask  # a template: its id is not used, and its payload lacks what is filled in
+    takes: tuple[str, ...] = ()  # which of `FILLED_IN`
+
+
 class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """The answer to one enqueued task: its id, and whether this call created it."""
 
@@ -157,6 +167,8 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     error: str | None = None  # a JSON object: class, type, message, traceback
     reported: bool = False  # it was reported as running
     error_class: ErrorClass | None = None  # of the error, for those who count
+    max_age: float | None = None  # seconds: a retry that would begin later ends the task as dead
+    calls_back: bool = False  # something may be enqueued when the task has ended
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,6 +176,7 @@ class Completion:
     """How a handler ends its own task, together with what else it writes."""
 
     fence: Fence
+    calls_back: bool = False  # something may be enqueued with it
     started_after: float | None  # seconds from claim to start
     result: str | None = None  # JSON
     is_asked: bool = False  # from here on it may be committed, whatever is heard of it
@@ -292,6 +305,26 @@ class TypeDefaults:
     priority: int = 10
     max_attempts: int = 4
     retention: timedelta | None = None
+    on_success: Callback | None = None
+    on_failure: Callback | None = None
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether anything is enqueued when a task of it has ended."""
+        return self.on_success is not None or self.on_failure is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRecord:
+    """A registered type as people see it."""
+
+    name: str
+    queue: str
+    priority: int
+    max_attempts: int
+    registered_at: datetime
+    retries_stopped_at: datetime | None = None
+    retries_stopped_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +409,7 @@ class Rescued:
     lost_attempts: int = 0
     dead: int = 0
     cancelled: int = 0
+    died: tuple[UUID, ...] = ()  # those that are dead by it
 
 
 @dataclass(frozen=True, slots=True)

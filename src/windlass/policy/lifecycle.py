@@ -1,6 +1,7 @@
 """The legal moves of a task in one table, and what the outcome of an attempt means for it."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import assert_never
 from uuid import UUID
 
@@ -101,7 +102,13 @@ def settle(
         error,
         reported,
         error_class,
+        _age(retry) if verdict is Outcome.RETRIED else None,
     )
+
+
+def _age(retry: Retry) -> float | None:
+    age = retry.max_age
+    return age.total_seconds() if isinstance(age, timedelta) else age
 
 
 def _delay(failed: Failed, retry: Retry, attempt: int, draw: float) -> float:

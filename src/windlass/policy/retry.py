@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Any, Literal
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_SECONDS, shown
@@ -18,7 +19,8 @@ LONGEST_SPREAD = 1.0  # seconds
 class Retry:
     """How often and how far apart a task is tried; `base` and `ceiling` are seconds.
 
-    `when`, if it is given, says of an exception whether to try again, whatever its class.
+    `when`, if it is given, says of an exception whether to try again, whatever its class. With
+    `max_age`, in seconds or as a timedelta, no attempt begins later than that after the enqueue.
     """
 
     max_attempts: int = 4
@@ -28,6 +30,7 @@ class Retry:
     jitter: Jitter = "full"
     multiplier: float = 2.0  # of each pause, if they grow exponentially
     when: Callable[[BaseException], bool] | None = None
+    max_age: float | timedelta | None = None
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= 30_000:
@@ -46,6 +49,8 @@ class Retry:
             raise ConfigurationError(
                 f"retry: multiplier {shown(self.multiplier)} must be a number from 1 to 1000"
             )
+        if self.max_age is not None:
+            object.__setattr__(self, "max_age", _checked_age(self.max_age))  # it is frozen
         if self.when is not None and not callable(self.when):
             raise ConfigurationError(
                 f"retry: when {shown(self.when)}: give a function of an exception that returns "
@@ -57,6 +62,16 @@ class Retry:
                     f"retry: {name} {shown(value)} must be a number of seconds, "
                     "from 0 to a hundred years"
                 )
+
+
+def _checked_age(value: Any) -> float:
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_SECONDS:
+        raise ConfigurationError(
+            f"retry: max_age {shown(value)} must be seconds or a timedelta, above 0 and at most a "
+            "hundred years"
+        )
+    return float(seconds)
 
 
 def delay_before(retry: Retry, attempt: int, draw: float) -> float:

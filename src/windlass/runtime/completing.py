@@ -40,11 +40,13 @@ class Completing:
         job: Job,
         lease: timedelta,
         encode: Callable[[Any], str | None],
+        calls_back: bool = False,
     ) -> None:
         self._store = store
         self._job = job
         self._lease = lease
         self._encode = encode
+        self._calls_back = calls_back
         self.is_failed = False
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -140,7 +142,11 @@ class Completing:
     async def _begun(self) -> Completion:
         self._check_first()
         self._check_held()
-        self._completion = Completion(fence=self._job.fence, started_after=self._job.started_after)
+        self._completion = Completion(
+            fence=self._job.fence,
+            started_after=self._job.started_after,
+            calls_back=self._calls_back,
+        )
         try:
             await self._store.check_completion(self._job.fence)
         except BaseException:

@@ -7,6 +7,8 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from uuid import UUID
 
+from msgspec.structs import replace
+
 from windlass.model.attempt import AttemptOutcome, Released, Succeeded
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, Settlement
@@ -77,6 +79,7 @@ class Slots:
         self._changed = asyncio.Event()
         self._draining = False
         self.unsettled = 0
+        self._calls_back = frozenset(one.name for one in registry if one.defaults.calls_back)
         self._carriers = Carriers(executor, self)
 
     # For the fetcher
@@ -213,6 +216,8 @@ class Slots:
     def _end(self, job: Job, outcome: AttemptOutcome) -> None:
         self.unsettled += 1
         settlement = self._settlement(job, outcome)
+        if job.task.type in self._calls_back:
+            settlement = replace(settlement, calls_back=True)
         result = settlement.result
         if result is not None or self._average_result:
             size = 0 if result is None else len(result)

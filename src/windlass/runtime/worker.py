@@ -147,7 +147,14 @@ class Worker:
         self._slots.settled(claims)
 
     def _completing(self, job: Job, encode: Callable[[Any], str | None]) -> Completing:
-        return Completing(store=self._store, job=job, lease=self._lease, encode=encode)
+        definition = self._registry.find(job.task.type)
+        return Completing(
+            store=self._store,
+            job=job,
+            lease=self._lease,
+            encode=encode,
+            calls_back=definition is not None and definition.defaults.calls_back,
+        )
 
     async def _report(self, jobs: Sequence[Job]) -> None:
         await self._reporter.report(jobs)

@@ -31,6 +31,7 @@ from windlass.model.task import (
     TaskPage,
     TaskRecord,
     TypeDefaults,
+    TypeRecord,
     WorkerInfo,
     WorkerRecord,
 )
@@ -203,7 +204,9 @@ class SettleStore(Protocol):
 
         A settlement that was applied before is answered so and changes nothing; one whose claim
         or generation is gone is lost and changes nothing. A task that would come back although
-        its cancellation was asked for ends as cancelled.
+        its cancellation was asked for ends as cancelled. A retry ends the task as dead if it would
+        begin when the task is older than `max_age`, or if retries of its type are stopped. What its
+        type calls back is enqueued with the end of a task.
         """
 
     async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -259,6 +262,15 @@ class OperateStore(Protocol):
     async def retry(self, task_id: UUID) -> None:
         """Reopen an ended, unsuccessful task as a new generation with fresh attempts."""
 
+    async def stop_retries(self, type: str, reason: str) -> None:  # noqa: A002 - as everywhere
+        """End failed attempts of this type as dead from now on, however many are left."""
+
+    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
+        """End up to so many tasks that wait for another attempt, if retries of the type are stopped."""
+
+    async def allow_retries(self, type: str) -> bool:  # noqa: A002
+        """Try tasks of this type again; return whether that was stopped."""
+
     async def pause(self, queue: str) -> None:
         """Grant no more tasks of this queue."""
 
@@ -284,6 +296,9 @@ class ReadStore(Protocol):
 
     async def queues(self) -> list[QueueRecord]:
         """List every queue that has live tasks or is paused."""
+
+    async def types(self) -> list[TypeRecord]:
+        """List registered types, and those whose retries are stopped."""
 
     async def workers(self) -> list[WorkerRecord]:
         """List registered workers."""

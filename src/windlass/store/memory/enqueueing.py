@@ -1,13 +1,12 @@
 """Enqueue in memory."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Never
 from uuid import UUID
 
 from windlass.model.errors import ConfigurationError, IdempotencyConflict, LeaseLost
 from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.memory.state import TaskEntry, comparable
+from windlass.store.memory.state import comparable
 from windlass.store.memory.tables import MemoryTables, transaction
 from windlass.store.port import Guest
 
@@ -54,10 +53,7 @@ class EnqueueVerbs(MemoryTables):
         self._keys.update(keys)
         now = self._clock()
         for task in new.values():
-            due = task.at or now + timedelta(seconds=task.delay)
-            entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
-            self._tasks[task.id] = entry
-            self._place(entry, now)
+            self._add(task, now)
         return answers
 
     def _check_same_payload(
@@ -81,4 +77,8 @@ class EnqueueVerbs(MemoryTables):
 
     @transaction
     async def register_types(self, types: Sequence[TypeDefaults]) -> None:
-        self._types.update((each.name, each) for each in types)
+        now = self._clock()
+        for each in types:
+            if self._types.get(each.name) != each:
+                self._types[each.name] = each
+                self._registered[each.name] = now

@@ -88,15 +88,20 @@ class LeadVerbs(MemoryTables):
             if claim.expires_at <= now
         )[:limit]
         fates: Counter[str] = Counter()
+        died = []
         for _, _, token in expired:
             for task_id in self._claims.pop(token).held:
-                fates[self._rescue(self._tasks[task_id], now)] += 1
+                fate = self._rescue(self._tasks[task_id], now)
+                fates[fate] += 1
+                if fate == "dead":
+                    died.append(task_id)
         return Rescued(
             claims=len(expired),
             returned=fates["returned"] + fates["lost"],
             lost_attempts=fates["lost"] + fates["dead"],
             dead=fates["dead"],
             cancelled=fates["cancelled"],
+            died=tuple(died),
         )
 
     def _rescue(self, task: TaskEntry, now: datetime) -> str:
@@ -111,7 +116,9 @@ class LeadVerbs(MemoryTables):
             return "returned"
         message = f"worker {task.worker_id} was lost"
         task.attempts += 1
-        self._note_failure(task, {"type": "WorkerLost", "message": message}, now)
+        self._note_failure(
+            task, {"type": "WorkerLost", "message": message, "class": "transient"}, now
+        )
         if task.attempts >= task.asked.max_attempts:
             self._end(task, TaskState.DEAD, message, now)
             return "dead"

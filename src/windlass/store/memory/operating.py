@@ -50,10 +50,37 @@ class OperateVerbs(MemoryTables):
                 f"task {task_id} is {task.status}: only a failed, dead or cancelled one can be retried",
             )
         now = self._clock()
+        task.is_reopened = True
         task.attempts = task.recoveries = 0
         task.scheduled_for = now
         task.settled_by = task.completed_at = task.result = None
         self._give_back(task, LaneKind.NORMAL, now)
+
+    @transaction
+    async def stop_retries(self, type: str, reason: str) -> None:  # noqa: A002
+        self._stopped[type] = (self._clock(), reason)
+
+    @transaction
+    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
+        if type not in self._stopped:
+            return 0
+        now = self._clock()
+        waiting = [
+            task
+            for _, task in sorted(self._scheduled.items())
+            if task.asked.type == type and task.attempts
+        ]
+        for task in waiting[:limit]:
+            self._take_waiting(task)
+            reason = self._stopped[type][1]
+            task.errors[-1]["given_up"] = f"retries of this type are stopped: {reason}"
+            task.settled_by = None
+            self._end(task, TaskState.DEAD, task.errors[-1]["message"], now)
+        return len(waiting[:limit])
+
+    @transaction
+    async def allow_retries(self, type: str) -> bool:  # noqa: A002
+        return self._stopped.pop(type, None) is not None
 
     @transaction
     async def pause(self, queue: str) -> None:

@@ -16,6 +16,8 @@ from windlass.model.task import (
     TaskPage,
     TaskRecord,
     TaskState,
+    TypeDefaults,
+    TypeRecord,
     WorkerRecord,
 )
 from windlass.store.memory.state import failed_with, matches, task_record
@@ -65,6 +67,24 @@ class ReadVerbs(MemoryTables):
             QueueRecord(name, name in self._paused, dict(counts[name]), oldest.get(name))
             for name in sorted(counts)
         ]
+
+    @transaction
+    async def types(self) -> list[TypeRecord]:
+        return [self._type_record(name) for name in sorted({*self._types, *self._stopped})]
+
+    def _type_record(self, name: str) -> TypeRecord:
+        known = self._types.get(name) or TypeDefaults(name)
+        stopped_at, reason = self._stopped.get(name, (None, None))
+        registered_at = self._registered.get(name, stopped_at or self._clock())
+        return TypeRecord(
+            name,
+            known.queue,
+            known.priority,
+            known.max_attempts,
+            registered_at,
+            stopped_at,
+            reason,
+        )
 
     @transaction
     async def workers(self) -> list[WorkerRecord]:

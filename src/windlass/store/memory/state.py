@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from windlass.model.task import (
     ENDS,
+    Callback,
     ClaimedTask,
     Fence,
     LaneKind,
@@ -54,6 +55,7 @@ class TaskEntry:
     last_error: str | None = None  # of an ended task
     errors: list[dict[str, Any]] = field(default_factory=list)
     drop_on: date = date.max
+    is_reopened: bool = False  # by a person, after it had ended
 
     @property
     def lane(self) -> LaneKey:
@@ -147,6 +149,34 @@ def task_record(task: TaskEntry) -> TaskRecord:
         tags=task.asked.tags,
         errors=tuple(task.errors),
     )
+
+
+def called_back(callback: Callback, task: TaskEntry) -> NewTask:
+    """The task that follows the end of another."""
+    error = task.errors[-1] if task.errors else {}
+    values = {
+        "task_id": str(task.asked.id),
+        "task_type": task.asked.type,
+        "queue": task.queue,
+        "attempts": task.attempts,
+        "result": None if task.result is None else json.loads(task.result),
+        "error": {key: value for key, value in error.items() if key not in _OF_AN_ATTEMPT},
+    }
+    payload = json.loads(callback.task.payload) | {name: values[name] for name in callback.takes}
+    return callback.task._replace(id=uuid4(), payload=json.dumps(payload))
+
+
+_OF_AN_ATTEMPT = ("traceback", "attempt", "generation", "worker_id", "started_at", "ended_at")
+
+
+def tried_since(task: TaskEntry, now: datetime) -> datetime:
+    """From when on the age of a task counts for its retries."""
+    if not task.is_reopened:
+        return task.created_at
+    if not task.attempts:
+        return now
+    first = [error for error in task.errors if error["attempt"] == 1][-1]
+    return datetime.fromisoformat(first["started_at"] or first["ended_at"])
 
 
 def failed_with(task: TaskEntry) -> str | None:

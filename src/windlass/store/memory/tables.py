@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
@@ -14,11 +14,18 @@ from windlass.model.task import (
     Fence,
     LaneKind,
     Leadership,
+    NewTask,
     Retention,
     TaskState,
     TypeDefaults,
 )
-from windlass.store.memory.state import ClaimEntry, LaneKey, TaskEntry, WorkerEntry
+from windlass.store.memory.state import (
+    ClaimEntry,
+    LaneKey,
+    TaskEntry,
+    WorkerEntry,
+    called_back,
+)
 
 DEAD = frozenset({TaskState.FAILED, TaskState.DEAD})
 
@@ -69,6 +76,8 @@ class MemoryTables:
         self._keys: dict[tuple[str, str], UUID] = {}
         self._paused: set[str] = set()
         self._types: dict[str, TypeDefaults] = {}
+        self._registered: dict[str, datetime] = {}
+        self._stopped: dict[str, tuple[datetime, str]] = {}  # types that are not retried, and why
         self._workers: dict[UUID, WorkerEntry] = {}
         self._leader: Leadership | None = None
         self._term = 0
@@ -120,6 +129,23 @@ class MemoryTables:
         task.last_error = last_error
         task.cancel_reason = None
         task.drop_on = (now + keep).astimezone(UTC).date()
+        self._call_back(task, now)
+
+    def _call_back(self, task: TaskEntry, now: datetime) -> None:
+        """Enqueue what follows the end of a task."""
+        known = self._types.get(task.asked.type)
+        if known is None or task.status is TaskState.CANCELLED:
+            return
+        succeeded = task.status is TaskState.COMPLETED
+        callback = known.on_success if succeeded else known.on_failure
+        if callback is not None:
+            self._add(called_back(callback, task), now)
+
+    def _add(self, task: NewTask, now: datetime) -> None:
+        due = task.at or now + timedelta(seconds=task.delay)
+        entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
+        self._tasks[task.id] = entry
+        self._place(entry, now)
 
     def _note_failure(self, task: TaskEntry, error: dict[str, Any], now: datetime) -> None:
         """Keep the error of the attempt that has just been counted."""

@@ -71,8 +71,9 @@ class CompleteVerbs(PostgresParts):
 
     async def _complete(self, guest: Guest, completion: Completion) -> None:
         kept, after = self._options.retention, completion.started_after
+        statement = "complete_and_call" if completion.calls_back else "complete_task"
         await guest.fetch(
-            self._sql.statement("complete_task"),
+            self._sql.statement(statement),
             *map(str, completion.fence),
             None if after is None else repr(after),
             completion.result,

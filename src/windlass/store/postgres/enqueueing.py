@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 
 from windlass.model.errors import IdempotencyConflict, StoreUnavailable
-from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
+from windlass.model.task import Callback, Enqueued, Fence, NewTask, TypeDefaults
 from windlass.store.port import Guest, NewTasks, TaskColumns
 from windlass.store.postgres.connection import translated
 from windlass.store.postgres.guests import guest_of
@@ -167,6 +167,8 @@ class EnqueueVerbs(PostgresParts):
             self._options.retention.ended,
             self._options.retention.keys,
             self._options.max_payload_bytes,
+            [_callback(one.on_success) for one in types],
+            [_callback(one.on_failure) for one in types],
         )
 
 
@@ -311,23 +313,32 @@ class _Item(msgspec.Struct, omit_defaults=True):
 
 
 def _as_json(tasks: Sequence[NewTask]) -> str:
-    items = [
-        _Item(
-            id=task.id,
-            type=task.type,
-            payload=msgspec.Raw(task.payload.encode()),
-            queue=task.queue,
-            priority=task.priority,
-            max_attempts=task.max_attempts,
-            delay=task.delay or None,
-            at=task.at,
-            idempotency_key=task.idempotency_key,
-            tags=task.tags or None,
-            retention=_seconds(task.retention),
-        )
-        for task in tasks
-    ]
-    return msgspec.json.encode(items).decode()
+    return msgspec.json.encode([_item(task) for task in tasks]).decode()
+
+
+def _item(task: NewTask) -> _Item:
+    return _Item(
+        id=task.id,
+        type=task.type,
+        payload=msgspec.Raw(task.payload.encode()),
+        queue=task.queue,
+        priority=task.priority,
+        max_attempts=task.max_attempts,
+        delay=task.delay or None,
+        at=task.at,
+        idempotency_key=task.idempotency_key,
+        tags=task.tags or None,
+        retention=_seconds(task.retention),
+    )
+
+
+def _callback(callback: Callback | None) -> str | None:
+    """What is enqueued at the end of a task, as `windlass.call_back` reads it."""
+    if callback is None:
+        return None
+    call = msgspec.json.decode(msgspec.json.encode(_item(callback.task)))
+    del call["id"]
+    return msgspec.json.encode({"call": call, "takes": callback.takes}).decode()
 
 
 def _seconds(duration: timedelta | None) -> int | None:

@@ -33,6 +33,16 @@ class OperateVerbs(PostgresParts):
                 task_id, "only a failed, dead or cancelled task can be retried"
             )
 
+    async def stop_retries(self, type: str, reason: str) -> None:  # noqa: A002
+        await self._run.execute("stop_retries", type, reason)
+
+    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
+        kept = self._options.retention
+        return int(await self._run.fetchval("bury_retries", type, limit, kept.dead, kept.keys))
+
+    async def allow_retries(self, type: str) -> bool:  # noqa: A002
+        return bool(await self._run.fetchval("allow_retries", type))
+
     async def pause(self, queue: str) -> None:
         await self._run.execute("pause_queue", queue)
 

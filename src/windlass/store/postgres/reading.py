@@ -12,6 +12,7 @@ from windlass.model.task import (
     TaskPage,
     TaskRecord,
     TaskState,
+    TypeRecord,
     WorkerRecord,
 )
 from windlass.store.postgres.listing import Listing
@@ -58,6 +59,9 @@ class ReadVerbs(PostgresParts):
                 known, oldest_ready_at=row["oldest"] or known.oldest_ready_at
             )
         return [queues[name] for name in sorted(queues)]
+
+    async def types(self) -> list[TypeRecord]:
+        return [TypeRecord(*row) for row in await self._run.fetch("list_types")]
 
     async def workers(self) -> list[WorkerRecord]:
         rows = await self._run.fetch("list_workers")

@@ -67,6 +67,112 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.bury_retries(stopped text, max_tasks integer, dead_retention interval, key_retention interval) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    buried uuid[];
+    at timestamptz;
+    why text;
+BEGIN
+    SELECT s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    SELECT array_agg(f.task_id) INTO buried
+    FROM (
+        SELECT w.task_id
+        FROM windlass.scheduled w
+        JOIN windlass.task t ON t.id = w.task_id
+        WHERE w.lane IN (
+                SELECT l.lane FROM windlass.lane l WHERE l.type = stopped
+                UNION SELECT r.lane FROM windlass.resting_lane r WHERE r.type = stopped
+            )
+            AND t.attempts > 0
+        ORDER BY w.task_id
+        LIMIT max_tasks
+        FOR UPDATE OF w SKIP LOCKED
+    ) f;
+    IF buried IS NULL THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (buried);
+    at := windlass.clock();
+    WITH gone AS (
+        DELETE FROM windlass.task t WHERE t.id = ANY (buried) RETURNING t.*
+    ), kept AS (
+        INSERT INTO windlass.dead (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            idempotency_key, payload, tags, last_error, errors
+        )
+        SELECT
+            g.id, g.type, g.queue, 'dead', g.priority, g.max_attempts, g.attempts, g.generation,
+            g.retention_seconds,
+            windlass.drop_day(at, g.retention_seconds, dead_retention, g.idempotency_key, key_retention),
+            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags,
+            e.errors -> -1 ->> 'message',
+            jsonb_set(e.errors, '{-1,given_up}', to_jsonb('retries of this type are stopped: ' || why))
+        FROM gone g
+        CROSS JOIN LATERAL (SELECT windlass.folded_attempts(g.id) AS errors) e
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
+    )
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+    PERFORM windlass.call_back(buried);
+    RETURN cardinality(buried);
+END
+$$;
+
+CREATE FUNCTION windlass.call_back(ended uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    calls jsonb;
+BEGIN
+    WITH known AS MATERIALIZED (
+        SELECT h.id, h.type, h.queue, h.attempts, h.result, NULL::jsonb AS error, true AS succeeded
+        FROM windlass.history h
+        WHERE h.id = ANY (ended) AND h.status = 'completed'
+        UNION ALL
+        SELECT d.id, d.type, d.queue, d.attempts, NULL, d.errors -> -1, false
+        FROM windlass.dead d
+        WHERE d.id = ANY (ended)
+    ), template AS (
+        SELECT k.*, CASE WHEN k.succeeded THEN y.on_success ELSE y.on_failure END AS said
+        FROM known k
+        JOIN windlass.task_type y ON y.name = k.type
+    )
+    SELECT jsonb_agg(
+        (t.said -> 'call') || jsonb_build_object('payload', (t.said -> 'call' -> 'payload') || (
+            SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
+            FROM jsonb_each(jsonb_build_object(
+                'task_id', t.id, 'task_type', t.type, 'queue', t.queue, 'attempts', t.attempts,
+                -- One that is large is left where it is: whoever wants it can ask for it.
+                'result', CASE WHEN octet_length(t.result::text) <= s.max_payload_bytes / 2 THEN t.result END,
+                'error', t.error - '{traceback,attempt,generation,worker_id,started_at,ended_at}'::text[]
+            )) AS f
+            WHERE t.said -> 'takes' ? f.key
+        ))
+    )
+    INTO calls
+    FROM template t
+    CROSS JOIN windlass.setting s
+    WHERE t.said IS NOT NULL;
+    IF calls IS NOT NULL THEN
+        PERFORM windlass.enqueue_many(calls);
+    END IF;
+EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+    RAISE WARNING 'what follows the end of % task(s) cannot be enqueued: %', cardinality(ended), SQLERRM;
+END
+$$;
+
 CREATE FUNCTION windlass.cancel(id uuid, reason text DEFAULT 'cancelled on request'::text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -109,36 +215,45 @@ CREATE FUNCTION windlass.cancel_task(cancelled uuid, why text, retention interva
     AS $$
 DECLARE
     at timestamptz;
+    claimed integer;
 BEGIN
-    IF windlass.take_waiting(cancelled) THEN
-        at := windlass.clock();
-        WITH gone AS (
-            DELETE FROM windlass.task t WHERE t.id = cancelled RETURNING t.*
-        ), filed AS (
-            INSERT INTO windlass.history (
-                id, type, queue, status, priority, max_attempts, attempts, generation,
-                retention_seconds, drop_on, created_at, scheduled_for, completed_at,
-                idempotency_key, payload, tags, last_error, errors
+    FOR turn IN 1..100 LOOP
+        IF windlass.take_waiting(cancelled) THEN
+            at := windlass.clock();
+            WITH gone AS (
+                DELETE FROM windlass.task t WHERE t.id = cancelled RETURNING t.*
+            ), filed AS (
+                INSERT INTO windlass.history (
+                    id, type, queue, status, priority, max_attempts, attempts, generation,
+                    retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+                    idempotency_key, payload, tags, last_error, errors
+                )
+                SELECT
+                    g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
+                    g.retention_seconds,
+                    windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
+                    g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
+                    windlass.folded_attempts(g.id)
+                FROM gone g
+            ), answered AS (
+                DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
             )
-            SELECT
-                g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
-                g.retention_seconds,
-                windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
-                g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
-                windlass.folded_attempts(g.id)
-            FROM gone g
-        ), answered AS (
-            DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
-        )
-        DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
-        RETURN 'cancelled';
-    END IF;
-    IF EXISTS (SELECT FROM windlass.task t WHERE t.id = cancelled) THEN
+            DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+            RETURN 'cancelled';
+        END IF;
+        SELECT t.generation INTO claimed FROM windlass.task t WHERE t.id = cancelled;
+        EXIT WHEN NOT FOUND;
         INSERT INTO windlass.cancel_request (task_id, reason, requested_at)
         VALUES (cancelled, why, windlass.clock())
         ON CONFLICT DO NOTHING;
-        RETURN 'requested';
-    END IF;
+        -- The insert may have waited for whoever reopened the task: what runs is another generation now.
+        IF EXISTS (
+            SELECT FROM windlass.task t WHERE t.id = cancelled AND t.generation = claimed
+        ) THEN
+            RETURN 'requested';
+        END IF;
+        DELETE FROM windlass.cancel_request q WHERE q.task_id = cancelled;
+    END LOOP;
     IF EXISTS (SELECT FROM windlass.history h WHERE h.id = cancelled)
         OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = cancelled) THEN
         RETURN 'ended';
@@ -741,6 +856,17 @@ SELECT octet_length(payload::text) - coalesce(sum(
 ), 0)
 FROM jsonb_path_query(payload, 'strict $.**') AS q (part)
 $_$;
+
+CREATE FUNCTION windlass.complete_and_call(shown_token uuid, shown_task uuid, shown_generation integer, started_after double precision, result text, retention interval, key_retention interval) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    PERFORM windlass.complete_task(
+        shown_token, shown_task, shown_generation, started_after, result, retention, key_retention);
+    PERFORM windlass.call_back(ARRAY[shown_task]);
+END
+$$;
 
 CREATE FUNCTION windlass.complete_batch(held uuid[], workers uuid[], claim_times timestamp with time zone[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], reported boolean[], at timestamp with time zone, usual_day date, retention interval, key_retention interval) RETURNS bigint[]
     LANGUAGE plpgsql
@@ -1730,7 +1856,7 @@ WITH listed AS (
 SELECT count(*)::integer FROM listed
 $$;
 
-CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interval, retention interval, key_retention interval) RETURNS TABLE(claims integer, returned integer, lost_attempts integer, dead integer, cancelled integer)
+CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interval, retention interval, key_retention interval) RETURNS TABLE(claims integer, returned integer, lost_attempts integer, dead integer, cancelled integer, died uuid[])
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -1746,7 +1872,7 @@ DECLARE
     blocked integer := 0;
     at timestamptz;
 BEGIN
-    claims := 0; returned := 0; lost_attempts := 0; dead := 0; cancelled := 0;
+    claims := 0; returned := 0; lost_attempts := 0; dead := 0; cancelled := 0; died := '{}';
     FOR expired IN
         SELECT c.token, c.worker_id, c.claimed_at
         FROM windlass.claim c
@@ -1770,6 +1896,7 @@ BEGIN
                     END AS fate,
                     jsonb_build_object(
                         'type', 'WorkerLost', 'message', 'worker ' || expired.worker_id || ' was lost',
+                        'class', 'transient',
                         'attempt', t.attempts + 1, 'generation', t.generation, 'worker_id', expired.worker_id,
                         'started_at', r.started_at, 'ended_at', at
                     ) AS error
@@ -1844,7 +1971,7 @@ BEGIN
             ), noted AS (
                 INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
                 SELECT b.id, b.generation - 1, b.attempts, expired.worker_id, b.started_at, at,
-                    jsonb_build_object('type', b.error ->> 'type', 'message', b.error ->> 'message')
+                    b.error - '{attempt,generation,worker_id,started_at,ended_at}'::text[]
                 FROM back b
                 WHERE b.fate = 'lost'
             ), unfolded AS (
@@ -1858,7 +1985,8 @@ BEGIN
                 count(*) FILTER (WHERE h.fate IN ('returned', 'lost')) AS returned,
                 count(*) FILTER (WHERE h.fate IN ('lost', 'dead')) AS lost,
                 count(*) FILTER (WHERE h.fate = 'dead') AS dead,
-                count(*) FILTER (WHERE h.fate = 'cancelled') AS cancelled
+                count(*) FILTER (WHERE h.fate = 'cancelled') AS cancelled,
+                array_agg(h.id) FILTER (WHERE h.fate = 'dead') AS died
             INTO sums
             FROM held h;
 
@@ -1875,6 +2003,10 @@ BEGIN
                 DELETE FROM windlass.claim c WHERE c.token = expired.token;
                 DELETE FROM windlass.claim_task b WHERE b.token = expired.token;
                 DELETE FROM windlass.completed_within w WHERE w.token = expired.token;
+            END IF;
+            IF sums.dead > 0 THEN
+                died := died || sums.died;
+                PERFORM windlass.call_back(sums.died);
             END IF;
             claims := claims + 1;
             returned := returned + sums.returned;
@@ -1931,6 +2063,7 @@ $$;
 
 CREATE FUNCTION windlass.retry_task(reopened uuid) RETURNS boolean
     LANGUAGE plpgsql
+    SET lock_timeout TO '5s'
     AS $$
 #variable_conflict use_column
 DECLARE
@@ -1948,6 +2081,9 @@ BEGIN
         RETURN false;
     END IF;
     at := windlass.clock();
+    -- A request that is not committed yet was made of the generation that has ended: it is waited for.
+    INSERT INTO windlass.cancel_request (task_id, reason, requested_at) VALUES (reopened, '', at)
+    ON CONFLICT DO NOTHING;
     DELETE FROM windlass.cancel_request q WHERE q.task_id = reopened;
     INSERT INTO windlass.task (
         id, type, queue, priority, max_attempts, generation, retention_seconds, created_at,
@@ -2248,6 +2384,54 @@ BEGIN
                 generations[m.ordinal] AS generation
         ) u;
     END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.settle_failures(tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval, max_ages double precision[], calls_back boolean) RETURNS TABLE(ordinal integer, before boolean)
+    LANGUAGE plpgsql
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    missed integer[];
+    befores boolean[];
+BEGIN
+    IF outcomes && '{retried}' AND (max_ages IS NOT NULL OR EXISTS (SELECT FROM windlass.stopped_type)) THEN
+        SELECT
+            array_agg(CASE WHEN g.why IS NULL THEN u.outcome ELSE 'dead' END ORDER BY u.ordinal),
+            array_agg(CASE WHEN g.why IS NULL THEN u.error
+                ELSE (u.error::jsonb || jsonb_build_object('given_up', g.why))::text END ORDER BY u.ordinal)
+        INTO outcomes, errors
+        FROM unnest(task_ids, outcomes, delays, errors, max_ages) WITH ORDINALITY
+            AS u (task_id, outcome, delay, error, max_age, ordinal)
+        LEFT JOIN LATERAL (
+            SELECT CASE
+                WHEN s.type IS NOT NULL THEN 'retries of this type are stopped: ' || s.reason
+                WHEN windlass.clock() + coalesce(u.delay, 0) * interval '1 second'
+                    > windlass.tried_since(t) + u.max_age * interval '1 second'
+                    THEN format('its next attempt would begin more than %s s after it was enqueued', u.max_age)
+            END AS why
+            FROM windlass.task t
+            LEFT JOIN windlass.stopped_type s ON s.type = t.type
+            WHERE u.outcome = 'retried' AND t.id = u.task_id
+                AND NOT EXISTS (SELECT FROM windlass.cancel_request q WHERE q.task_id = u.task_id)
+        ) g ON true;
+    END IF;
+
+    SELECT coalesce(array_agg(b.ordinal), '{}'), coalesce(array_agg(b.before), '{}') INTO missed, befores
+    FROM windlass.settle_batch(
+        tokens, which, task_ids, generations, started_after, outcomes, results, delays, errors, reported,
+        retention, dead_retention, key_retention, patience
+    ) b;
+
+    IF calls_back THEN
+        PERFORM windlass.call_back(array_agg(u.task_id))
+        FROM unnest(task_ids, outcomes) WITH ORDINALITY AS u (task_id, outcome, ordinal)
+        WHERE coalesce(u.outcome, 'completed') IN ('completed', 'failed', 'dead')
+            AND u.ordinal - 1 <> ALL (missed)
+        HAVING count(*) > 0;
+    END IF;
+    RETURN QUERY SELECT m.ordinal, m.before FROM unnest(missed, befores) AS m (ordinal, before);
 END
 $$;
 
@@ -2582,6 +2766,44 @@ BEGIN
 END
 $$;
 
+CREATE TABLE windlass.task (
+    id uuid NOT NULL,
+    type text NOT NULL,
+    queue text NOT NULL,
+    priority smallint NOT NULL,
+    max_attempts smallint NOT NULL,
+    attempts smallint DEFAULT 0 NOT NULL,
+    recoveries smallint DEFAULT 0 NOT NULL,
+    generation integer DEFAULT 1 NOT NULL,
+    retention_seconds integer,
+    created_at timestamp with time zone NOT NULL,
+    scheduled_for timestamp with time zone NOT NULL,
+    returned_by uuid,
+    idempotency_key text,
+    payload jsonb,
+    tags text[],
+    CONSTRAINT attempts_are_left CHECK ((attempts < max_attempts)),
+    CONSTRAINT task_attempts_check CHECK ((attempts >= 0)),
+    CONSTRAINT task_generation_check CHECK ((generation > 0)),
+    CONSTRAINT task_max_attempts_check CHECK ((max_attempts > 0)),
+    CONSTRAINT task_payload_check CHECK ((jsonb_typeof(payload) = 'object'::text)),
+    CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
+    CONSTRAINT task_recoveries_check CHECK ((recoveries >= 0)),
+    CONSTRAINT task_retention_seconds_check CHECK ((retention_seconds >= 0))
+);
+
+CREATE FUNCTION windlass.tried_since(task windlass.task) RETURNS timestamp with time zone
+    LANGUAGE sql STABLE
+    AS $$
+SELECT CASE
+    WHEN count(*) <= (task.attempts > 0)::integer THEN task.created_at
+    WHEN task.attempts = 0 THEN windlass.clock()
+    ELSE (array_agg(coalesce(a.started_at, a.ended_at) ORDER BY a.generation DESC))[1]
+END
+FROM windlass.attempt a
+WHERE a.task_id = task.id AND a.attempt = 1
+$$;
+
 CREATE FUNCTION windlass.wake(always boolean) RETURNS void
     LANGUAGE sql
     AS $$
@@ -2786,30 +3008,10 @@ CREATE TABLE windlass.setting (
     CONSTRAINT setting_only_row_check CHECK (only_row)
 );
 
-CREATE TABLE windlass.task (
-    id uuid NOT NULL,
+CREATE TABLE windlass.stopped_type (
     type text NOT NULL,
-    queue text NOT NULL,
-    priority smallint NOT NULL,
-    max_attempts smallint NOT NULL,
-    attempts smallint DEFAULT 0 NOT NULL,
-    recoveries smallint DEFAULT 0 NOT NULL,
-    generation integer DEFAULT 1 NOT NULL,
-    retention_seconds integer,
-    created_at timestamp with time zone NOT NULL,
-    scheduled_for timestamp with time zone NOT NULL,
-    returned_by uuid,
-    idempotency_key text,
-    payload jsonb,
-    tags text[],
-    CONSTRAINT attempts_are_left CHECK ((attempts < max_attempts)),
-    CONSTRAINT task_attempts_check CHECK ((attempts >= 0)),
-    CONSTRAINT task_generation_check CHECK ((generation > 0)),
-    CONSTRAINT task_max_attempts_check CHECK ((max_attempts > 0)),
-    CONSTRAINT task_payload_check CHECK ((jsonb_typeof(payload) = 'object'::text)),
-    CONSTRAINT task_priority_check CHECK (((priority >= 0) AND (priority <= 100))),
-    CONSTRAINT task_recoveries_check CHECK ((recoveries >= 0)),
-    CONSTRAINT task_retention_seconds_check CHECK ((retention_seconds >= 0))
+    reason text NOT NULL,
+    stopped_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE windlass.task_tag (
@@ -2824,6 +3026,8 @@ CREATE TABLE windlass.task_type (
     max_attempts smallint NOT NULL,
     retention_seconds integer,
     registered_at timestamp with time zone NOT NULL,
+    on_success jsonb,
+    on_failure jsonb,
     CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_type_priority_check CHECK (((priority >= 0) AND (priority <= 100)))
 );
@@ -3005,6 +3209,9 @@ ALTER TABLE ONLY windlass.scheduled
 
 ALTER TABLE ONLY windlass.setting
     ADD CONSTRAINT setting_pkey PRIMARY KEY (only_row);
+
+ALTER TABLE ONLY windlass.stopped_type
+    ADD CONSTRAINT stopped_type_pkey PRIMARY KEY (type);
 
 ALTER TABLE ONLY windlass.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -37,7 +37,7 @@ class SettleVerbs(PostgresParts):
         ordered = [settlements[place] for place in order]
         tokens = _distinct([one.token for one in ordered])
         kept = self._options.retention
-        arguments = (
+        arguments: tuple[Any, ...] = (
             tokens,
             _places(tokens, ordered),
             [one.task_id for one in ordered],
@@ -53,9 +53,15 @@ class SettleVerbs(PostgresParts):
             kept.keys,
             self._options.patience,
         )
+        calls_back = any(one.calls_back for one in ordered)
+        statement = "settle_tasks"
+        if calls_back or (arguments[5] is not None and Outcome.RETRIED in arguments[5]):
+            statement = "settle_failures"
+            ages = _unless_all(None, [one.max_age for one in ordered])
+            arguments = (*arguments, ages, calls_back)
         rows = await self._history.with_places(
             arguments[2],
-            lambda: self._run.fetch("settle_tasks", *arguments),
+            lambda: self._run.fetch(statement, *arguments),
         )
         for place, before in rows:
             answers[order[place]] = Answer.ALREADY if before else Answer.LOST

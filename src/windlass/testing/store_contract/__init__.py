@@ -12,6 +12,7 @@ class TestMyStore(StoreContract):
 
 from windlass.testing.store_contract.claim import AloneRules, ClaimRules, StartRules
 from windlass.testing.store_contract.enqueue import EnqueueRules
+from windlass.testing.store_contract.fail import CallbackRules, RetryLimitRules
 from windlass.testing.store_contract.lead import ChoreRules, LeadRules, RetentionRules
 from windlass.testing.store_contract.operate import CancelRules, ChangeRules, RetryRules
 from windlass.testing.store_contract.pulse import BesideRules, PulseRules, WakeRules
@@ -26,6 +27,8 @@ class StoreContract(
     AloneRules,
     StartRules,
     SettleRules,
+    RetryLimitRules,
+    CallbackRules,
     PulseRules,
     CancelRules,
     ChangeRules,

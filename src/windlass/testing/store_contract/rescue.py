@@ -67,6 +67,7 @@ class RescueRules(Steps):
         assert without_times(error) == {
             "type": "WorkerLost",
             "message": record.last_error,
+            "class": "transient",
             "attempt": 1,
             "generation": 1,
             "worker_id": str(WORKER),
@@ -80,7 +81,7 @@ class RescueRules(Steps):
         rescued = await self.lose_worker(store)
 
         record = await store.get(task_id)
-        assert rescued == Rescued(claims=1, lost_attempts=1, dead=1)
+        assert rescued == Rescued(claims=1, lost_attempts=1, dead=1, died=(task_id,))
         assert record.status is TaskState.DEAD
         assert record.attempts == 1
         assert record.last_error == record.errors[0]["message"]

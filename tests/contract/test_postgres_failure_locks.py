@@ -1,0 +1,149 @@
+"""Where failures meet other sessions: a cancellation and a reopened task, retries that are stopped."""
+
+import asyncio
+
+import pytest
+
+from contract.postgres_sessions import AT_ONCE, Sessions, add, claim, settlements
+from windlass.model.errors import StoreUnavailable
+from windlass.model.task import (
+    Answer,
+    Callback,
+    CancelAnswer,
+    NewTask,
+    Outcome,
+    TaskState,
+    TypeDefaults,
+)
+from windlass.store.postgres.store import PostgresStore
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_a_cancellation_of_what_has_ended_meanwhile_does_not_hit_the_reopened_task(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    (task_id,) = await add(store)
+    held = await claim(store)
+    cancelling = await sessions.begin()
+    assert await cancelling.store.cancel(task_id, "no need") is CancelAnswer.REQUESTED
+    assert await store.settle(settlements(held, Outcome.DEAD)) == [Answer.APPLIED]
+
+    reopening = await sessions.blocked(store.retry(task_id), by=cancelling)
+    await (cancelling.rollback() if undone else cancelling.commit())
+    await reopening
+
+    assert await store.requested_cancellations([task_id]) == {}
+    again = await claim(store)
+    assert again.tasks[0].cancel_reason is None
+    assert await store.settle(settlements(again, Outcome.COMPLETED)) == [Answer.APPLIED]
+    assert (await store.get(task_id)).status is TaskState.COMPLETED
+
+
+async def test_a_cancellation_that_meets_a_task_being_reopened_cancels_what_there_is_then(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    await store.settle(settlements(await claim(store), Outcome.DEAD))
+    reopening = await sessions.begin()
+    await reopening.store.retry(task_id)
+
+    # Nobody sees the reopened task yet: it has ended.
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.cancel(task_id, "no need") is CancelAnswer.ENDED
+    await reopening.commit()
+    assert await store.cancel(task_id, "no need") is CancelAnswer.CANCELLED
+
+
+async def test_a_task_that_is_reopened_waits_for_a_cancellation_no_longer_than_it_may(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    held = await claim(store)
+    users = await sessions.connect()
+    cancelling = users.transaction()
+    await cancelling.start()
+    await users.execute("SELECT windlass.cancel($1)", task_id)
+    await store.settle(settlements(held, Outcome.DEAD))
+
+    with pytest.raises(StoreUnavailable):
+        async with asyncio.timeout(60):
+            await store.retry(task_id)
+
+    assert (await store.get(task_id)).status is TaskState.DEAD
+    await cancelling.rollback()
+    await store.retry(task_id)
+    assert (await store.get(task_id)).status is TaskState.PENDING
+
+
+@pytest.mark.parametrize("stops", [True, False])
+async def test_a_settlement_does_not_wait_for_whoever_stops_or_allows_retries(
+    store: PostgresStore, sessions: Sessions, stops: bool
+) -> None:
+    if not stops:
+        await store.stop_retries("resize", "stop")
+    (task_id,) = await add(store)
+    held = await claim(store)
+    operator = await sessions.begin()
+    if stops:
+        await operator.store.stop_retries("resize", "stop")
+    else:
+        await operator.store.allow_retries("resize")
+
+    async with asyncio.timeout(AT_ONCE):
+        answers = await store.settle(settlements(held, Outcome.RETRIED, delay=60.0))
+
+    assert answers == [Answer.APPLIED]
+    await operator.commit()
+    expected = TaskState.SCHEDULED if stops else TaskState.DEAD
+    assert (await store.get(task_id)).status is expected
+
+
+async def test_burying_goes_round_what_somebody_holds(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    first, second = await add(store, 2)
+    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED, delay=3600.0))
+    await store.stop_retries("resize", "stop")
+    cancelling = await sessions.begin()
+    await cancelling.store.cancel(first, "no need")
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.bury_retries("resize", 10) == 1
+
+    assert await sessions.places(second) == ["dead"]
+    await cancelling.rollback()
+    assert await store.bury_retries("resize", 10) == 1
+    assert await sessions.places(first) == ["dead"]
+
+
+async def test_what_follows_is_there_only_if_the_end_is(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    template = NewTask(id=(await add(store))[0], type="after", payload="{}")
+    await store.register_types([TypeDefaults("resize", on_success=Callback(template))])
+    held = await claim(store)
+    settling = await sessions.begin()
+    asked = settlements(held, Outcome.COMPLETED, calls_back=True)
+
+    assert await settling.store.settle(asked) == [Answer.APPLIED]
+    await settling.rollback()
+    assert await store.has_work(["after"], None) is False
+
+    assert await store.settle(asked) == [Answer.APPLIED]
+    assert await store.has_work(["after"], None) is True
+
+
+async def test_what_cannot_be_enqueued_does_not_keep_a_task_from_its_end(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    too_large = NewTask(task_id, "after", '{"text": "' + "x" * 100 + '"}')
+    await store.register_types([TypeDefaults("resize", on_success=Callback(too_large))])
+    await sessions.watcher.execute("UPDATE windlass.setting SET max_payload_bytes = 50")
+    held = await claim(store)
+
+    answers = await store.settle(settlements(held, Outcome.COMPLETED, calls_back=True))
+
+    assert answers == [Answer.APPLIED]
+    assert (await store.get(task_id)).status is TaskState.COMPLETED
+    assert await store.has_work(["after"], None) is False
