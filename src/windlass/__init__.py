@@ -21,10 +21,12 @@ from windlass.model.errors import (
     WrongState,
 )
 from windlass.model.task import TaskRecord, TaskState
+from windlass.policy.budget import Budget
 from windlass.policy.retry import Retry
 
 __all__ = [
     "App",
+    "Budget",
     "Call",
     "ConfigurationError",
     "Context",

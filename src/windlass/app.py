@@ -37,9 +37,10 @@ from windlass.maintenance.leader import Leader
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.examination import Finding
 from windlass.model.limits import shown
-from windlass.model.task import Enqueued, TypeDefaults, WorkerInfo
+from windlass.model.task import Enqueued, TaskRecord, TypeDefaults, WorkerInfo
 from windlass.portal import Portal
 from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
+from windlass.runtime.alarms import Alarms
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
 from windlass.runtime.worker import Worker, WorkerOptions
@@ -56,6 +57,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 HookT = TypeVar("HookT", bound=Callable[[], Any])
+DeadHookT = TypeVar("DeadHookT", bound=Callable[[TaskRecord], Any])
 
 _WORKER_OPTIONS = ("queues", "concurrency", "shutdown_timeout")
 
@@ -73,6 +75,7 @@ class App(TaskSet):
         self._database = self._new_database(url)
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
+        self._on_dead: list[Callable[[TaskRecord], Any]] = []
 
     # Defining
 
@@ -120,6 +123,12 @@ class App(TaskSet):
         """Run this when a worker has stopped."""
         check_callback("shut-down hook", function)
         self._on_shutdown.append(function)
+        return function
+
+    def on_dead(self, function: DeadHookT) -> DeadHookT:
+        """Run this with each task that failed for good, in the worker that ended it, after the fact."""
+        check_callback("hook for dead tasks", function, "task")
+        self._on_dead.append(function)
         return function
 
     def _add(self, task: Task[..., Any]) -> Task[..., Any]:
@@ -296,12 +305,13 @@ class App(TaskSet):
         clock = ClockWatch(
             lease=timedelta(seconds=settings.lease), heartbeat=timedelta(seconds=settings.heartbeat)
         )
+        alarms = Alarms(store, self._on_dead)
         leader = Leader(
             store=store,
             candidate=info.id,
             term=timedelta(seconds=settings.leader_term),
             clock=clock,
-            chores=chores(store, clock, sweep=settings.sweep),
+            chores=chores(store, clock, sweep=settings.sweep, died=alarms.tell),
         )
         options = WorkerOptions(
             info=info,
@@ -323,6 +333,7 @@ class App(TaskSet):
             registry=self.registry,
             companion=leader,
             clock=clock,
+            alarms=alarms,
             options=options,
             monitor=monitor,
         )

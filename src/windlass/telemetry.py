@@ -35,6 +35,8 @@ LEVELS = {
     "task.code_bug": logging.ERROR,
     "task.unknown_error": logging.WARNING,
     "retry.undecided": logging.WARNING,
+    "alarm.skipped": logging.WARNING,
+    "alarm.failed": logging.WARNING,
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
     "handler.failed_late": logging.WARNING,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from acceptance.quick import QUICK
-from windlass import App, ConfigurationError, Context, Fail, Retry, TaskFailed
+from windlass import App, Budget, ConfigurationError, Context, Fail, Retry, TaskFailed
 from windlass.cli import main
 
 SOON = Retry(max_attempts=30, base=0.01, jitter="none")
@@ -190,3 +191,39 @@ def test_retries_are_stopped_from_synchronous_code_too() -> None:
     assert app.stop_retries_sync("work") == 0
     assert app.allow_retries_sync("work") is True
     app.close_sync()
+
+
+async def test_a_budget_lets_retries_wait_and_loses_none(app: App) -> None:
+    attempts: list[int] = []
+    is_up = False
+
+    @app.task(
+        retry=Retry(
+            max_attempts=50,
+            backoff="fixed",
+            base=0.01,
+            jitter="none",
+            budget=Budget(share=0, window=1, at_least=3),
+        )
+    )
+    async def work(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if not is_up:
+            raise ConnectionError("away")
+
+    async with app.worker():
+        handles = [await work.enqueue() for _ in range(20)]
+        began = time.monotonic()
+        async with asyncio.timeout(30):
+            while len(attempts) < 26:
+                await asyncio.sleep(0.01)
+        # Twenty first attempts, and of retries three in each second at most.
+        windows = int(time.monotonic() - began) + 2
+        assert len(attempts) - 20 <= 3 * windows
+        is_up = True
+        for handle in handles:
+            await handle.result(60)
+
+    records = [await handle.get() for handle in handles]
+    assert {record.status for record in records} == {"completed"}
+    assert sum(record.attempts for record in records) == len(attempts)

@@ -1,17 +1,20 @@
 """What a leader does, as a table: name, how often, the call."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Protocol
+from uuid import UUID
 
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Due, Leadership, QueueRecord
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import ChoreStore
 from windlass.telemetry import emit, is_watched, tell
+
+Died = Callable[[Sequence[UUID]], None]  # told of tasks that are dead
 
 RESCUE_BATCH = 100  # claims
 COUNT_EVERY = 15.0  # seconds
@@ -82,7 +85,7 @@ class Lookout:
         return self._due.now
 
 
-async def _rescue(store: LeaderStore, lookout: Lookout, leadership: Leadership) -> bool:
+async def _rescue(store: LeaderStore, lookout: Lookout, died: Died, leadership: Leadership) -> bool:
     due, is_believed = await lookout.look()
     if not (due.claims and is_believed):
         return False
@@ -96,6 +99,7 @@ async def _rescue(store: LeaderStore, lookout: Lookout, leadership: Leadership) 
             dead=rescued.dead,
             cancelled=rescued.cancelled,
         )
+        died(rescued.died)
     return rescued.claims >= RESCUE_BATCH
 
 
@@ -141,8 +145,17 @@ async def _count(store: LeaderStore, _: Leadership) -> bool:
     return False
 
 
-def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore]:
-    """The chores of a store; `sweep` is how often lost claims are looked for, in seconds."""
+def chores(
+    store: LeaderStore,
+    clock: ClockWatch,
+    *,
+    sweep: float,
+    died: Died = lambda _: None,
+) -> list[Chore]:
+    """The chores of a store; `sweep` is how often lost claims are looked for, in seconds.
+
+    `died` is told of tasks that are dead because their worker was lost.
+    """
     lookout = Lookout(store, clock, every=sweep)
 
     async def prepare(leadership: Leadership) -> bool:
@@ -162,7 +175,7 @@ def chores(store: LeaderStore, clock: ClockWatch, *, sweep: float) -> list[Chore
         return dropped
 
     return [
-        Chore("rescue", sweep, partial(_rescue, store, lookout)),
+        Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
         Chore("remove-workers", sweep, partial(_remove_workers, store, clock, lookout)),
         Chore("tidy", 2 * sweep, _Tidying(store, lookout), at_most=1 / 20),

@@ -186,6 +186,7 @@ class Answer(StrEnum):
     """What the store did with a settlement."""
 
     APPLIED = "applied"
+    GIVEN_UP = "given up"  # applied, but the task is dead instead of being tried again
     ALREADY = "already applied"
     LOST = "lost"
 

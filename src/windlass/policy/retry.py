@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_SECONDS, shown
+from windlass.policy.budget import Budget
 
 Backoff = Literal["exponential", "linear", "fixed"]
 Jitter = Literal["full", "equal", "none"]
@@ -20,7 +21,8 @@ class Retry:
     """How often and how far apart a task is tried; `base` and `ceiling` are seconds.
 
     `when`, if it is given, says of an exception whether to try again, whatever its class. With
-    `max_age`, in seconds or as a timedelta, no attempt begins later than that after the enqueue.
+    `max_age`, in seconds or as a timedelta, no attempt begins later than that after the enqueue. With
+    `budget`, retries are at most a share of the first attempts of late; the others wait.
     """
 
     max_attempts: int = 4
@@ -31,6 +33,7 @@ class Retry:
     multiplier: float = 2.0  # of each pause, if they grow exponentially
     when: Callable[[BaseException], bool] | None = None
     max_age: float | timedelta | None = None
+    budget: Budget | float | None = None
 
     def __post_init__(self) -> None:
         if type(self.max_attempts) is not int or not 1 <= self.max_attempts <= 30_000:
@@ -51,6 +54,8 @@ class Retry:
             )
         if self.max_age is not None:
             object.__setattr__(self, "max_age", _checked_age(self.max_age))  # it is frozen
+        if self.budget is not None:
+            object.__setattr__(self, "budget", _checked_budget(self.budget))
         if self.when is not None and not callable(self.when):
             raise ConfigurationError(
                 f"retry: when {shown(self.when)}: give a function of an exception that returns "
@@ -72,6 +77,16 @@ def _checked_age(value: Any) -> float:
             "hundred years"
         )
     return float(seconds)
+
+
+def _checked_budget(value: Any) -> Budget:
+    if isinstance(value, Budget):
+        return value
+    if type(value) not in (int, float):
+        raise ConfigurationError(
+            f"retry: budget {shown(value)}: give Budget(...), or a share as 0.2"
+        )
+    return Budget(share=value)
 
 
 def delay_before(retry: Retry, attempt: int, draw: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from msgspec.structs import replace
@@ -61,11 +62,13 @@ class Committer:
         *,
         store: SettleStore,
         settled: Callable[[Counter[Claim]], None],
+        died: Callable[[Sequence[UUID]], None] = lambda _: None,
         patience: float = LONGEST_PATIENCE,
     ) -> None:
         self._store = store
         self._patience = patience  # seconds, for an answer of the store
         self._settled = settled
+        self._died = died  # tasks that have failed for good
         self._waiting: list[Done] = []
         self._arrived = asyncio.Event()
         self._closing = False
@@ -206,6 +209,7 @@ class Committer:
         )
 
     def _report(self, batch: Sequence[Done], answers: Sequence[Answer]) -> None:
+        died = []
         for done, answer in zip(batch, answers, strict=True):
             job = done.job
             if answer is Answer.LOST:
@@ -214,16 +218,21 @@ class Committer:
                 if job.completing is not None and job.completing.is_failed:
                     emit("handler.failed_late", task_id=job.task.id, type=job.task.type)
             else:
-                _tell_failure(job, done.settlement)
+                given_up = answer is Answer.GIVEN_UP
+                outcome = Outcome.DEAD if given_up else done.settlement.outcome
+                _tell_failure(job, outcome, done.settlement.error_class)
+                if outcome in (Outcome.FAILED, Outcome.DEAD) and answer is not Answer.ALREADY:
+                    died.append(job.task.id)
+        if died:
+            self._died(died)
 
 
-def _tell_failure(job: Job, settlement: Settlement) -> None:
+def _tell_failure(job: Job, outcome: Outcome, error_class: ErrorClass | None) -> None:
     """Say what somebody should know of a failed attempt. Its message is the handler's, and may hold data."""
-    error_class = settlement.error_class
     told = {"task_id": job.task.id, "type": job.task.type, "error_class": error_class}
-    if settlement.outcome is Outcome.DEAD:
+    if outcome is Outcome.DEAD:
         emit("task.dead", **told)
-    elif settlement.outcome is Outcome.FAILED:
+    elif outcome is Outcome.FAILED:
         emit("task.code_bug" if error_class is ErrorClass.CODE_BUG else "task.failed", **told)
     elif error_class is ErrorClass.UNKNOWN:
         emit("task.unknown_error", **told)

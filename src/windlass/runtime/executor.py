@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import inspect
+import random
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from windlass.failures.describe import describe, describe_exception, failed, fai
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
 from windlass.model.errors import ConfigurationError, Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
+from windlass.policy.budget import Account, Budget
 from windlass.registry import Registry, TaskDefinition, checked_seconds
 from windlass.runtime.completing import Completing
 from windlass.runtime.job import Halt, Job
@@ -44,6 +46,7 @@ class Executor:
         self._worker_id = str(worker_id)
         self._max_result_bytes = max_result_bytes
         self._completing = completing
+        self._accounts: dict[str, Account] = {}  # by type, of those that have a budget
         self.state: Any = None  # what the start-up hook returned
 
     async def run(self, job: Job) -> AttemptOutcome | None:
@@ -55,7 +58,10 @@ class Executor:
         definition = self._registry.find(job.task.type)
         if definition is None:
             return Released()  # not ours after all
-        job.started_at = time.monotonic()
+        now = time.monotonic()
+        if definition.retry.budget is not None and (wait := self._wait(job, definition, now)):
+            return Snoozed(wait)
+        job.started_at = now
         try:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
@@ -75,6 +81,19 @@ class Executor:
         if job.completing is not None:
             outcome = job.completing.judge(outcome)
         return None if job.is_lost() else outcome
+
+    def _wait(self, job: Job, definition: TaskDefinition, now: float) -> float | None:
+        """Count an attempt against the budget of its type; return for how long it waits, if it is used up."""
+        account = self._accounts.get(definition.name)
+        if account is None:
+            budget = definition.retry.budget
+            account = Account(budget if isinstance(budget, Budget) else Budget())
+            self._accounts[definition.name] = account
+        if account.begin(is_retry=job.task.attempts > 0, now=now):
+            return None
+        wait = account.wait(random.random())  # noqa: S311 - jitter
+        emit("retry.put_off", task_id=job.task.id, type=job.task.type, seconds=round(wait, 1))
+        return wait
 
     def _call(
         self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]

@@ -256,6 +256,8 @@ def _only(types: Sequence[str], queues: Sequence[str]) -> Labels | None:
 def _shown(done: Any, answer: Answer) -> str:
     if answer is Answer.LOST:
         return "lost"
+    if answer is Answer.GIVEN_UP:
+        return Outcome.DEAD
     outcome: Outcome = done.settlement.outcome
     return Outcome.COMPLETED if done.was_completed(answer) else outcome
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerInfo
 from windlass.registry import Registry
+from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
 from windlass.runtime.completing import Completing
 from windlass.runtime.executor import Executor
@@ -78,6 +79,7 @@ class Worker:
         registry: Registry,
         companion: Companion,
         clock: ClockWatch,
+        alarms: Alarms,
         options: WorkerOptions,
         monitor: Monitor | None = None,  # answers probes, of this worker while it runs
     ) -> None:
@@ -97,8 +99,12 @@ class Worker:
             completing=self._completing,
         )
         self._leases = Leases(self._lease)
+        self._alarms = alarms
         self._committer = Committer(
-            store=store, settled=self._settled, patience=patience(self._lease)
+            store=store,
+            settled=self._settled,
+            died=alarms.tell,
+            patience=patience(self._lease),
         )
         self._slots = Slots(
             executor=self._executor,
@@ -252,6 +258,7 @@ class Worker:
             asyncio.create_task(self._slots.watch(stop_services), name="windlass-slots"),
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
+        telling = asyncio.create_task(self._alarms.run(), name="windlass-alarms")
         try:
             self._absence = ""
             if started is not None:
@@ -275,10 +282,14 @@ class Worker:
                 emit("store.unavailable", doing="stop", error=f"{task.get_name()} did not end")
             for task in ended:
                 task.result()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_WITHIN):
+                    await self._alarms.finish()
         finally:
-            for task in (fetching, committing, leading, *services):
+            everything = {fetching, committing, leading, telling, *services}
+            for task in everything:
                 task.cancel()
-            await asyncio.gather(fetching, committing, leading, *services, return_exceptions=True)
+            await asyncio.gather(*everything, return_exceptions=True)
 
     # The life of a worker
 

@@ -205,8 +205,8 @@ class SettleStore(Protocol):
         A settlement that was applied before is answered so and changes nothing; one whose claim
         or generation is gone is lost and changes nothing. A task that would come back although
         its cancellation was asked for ends as cancelled. A retry ends the task as dead if it would
-        begin when the task is older than `max_age`, or if retries of its type are stopped. What its
-        type calls back is enqueued with the end of a task.
+        begin when the task is older than `max_age`, or if retries of its type are stopped, and is
+        answered so. What its type calls back is enqueued with the end of a task.
         """
 
     async def held(self, settlements: Sequence[Settlement]) -> list[bool]:

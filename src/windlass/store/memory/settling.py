@@ -60,7 +60,8 @@ class SettleVerbs(MemoryTables):
             status = TaskState(outcome)
             task.result = None if status in DEAD else settlement.result
             self._end(task, status, error.get("message"), now)
-            return Answer.APPLIED
+            given_up = outcome is Outcome.DEAD and settlement.outcome is Outcome.RETRIED
+            return Answer.GIVEN_UP if given_up else Answer.APPLIED
         if outcome is Outcome.RETRIED:
             task.recoveries = 0
         if outcome is not Outcome.RELEASED:

@@ -2387,12 +2387,13 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.settle_failures(tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval, max_ages double precision[], calls_back boolean) RETURNS TABLE(ordinal integer, before boolean)
+CREATE FUNCTION windlass.settle_failures(tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval, max_ages double precision[], calls_back boolean) RETURNS TABLE(ordinal integer, before boolean, given_up boolean)
     LANGUAGE plpgsql
     SET jit TO 'off'
     AS $$
 #variable_conflict use_column
 DECLARE
+    asked constant text[] := outcomes;
     missed integer[];
     befores boolean[];
 BEGIN
@@ -2431,7 +2432,12 @@ BEGIN
             AND u.ordinal - 1 <> ALL (missed)
         HAVING count(*) > 0;
     END IF;
-    RETURN QUERY SELECT m.ordinal, m.before FROM unnest(missed, befores) AS m (ordinal, before);
+    RETURN QUERY
+    SELECT m.ordinal, m.before, false FROM unnest(missed, befores) AS m (ordinal, before)
+    UNION ALL
+    SELECT u.ordinal::integer - 1, false, true
+    FROM unnest(asked, outcomes) WITH ORDINALITY AS u (asked, outcome, ordinal)
+    WHERE u.asked = 'retried' AND u.outcome = 'dead' AND u.ordinal - 1 <> ALL (missed);
 END
 $$;
 

@@ -63,8 +63,9 @@ class SettleVerbs(PostgresParts):
             arguments[2],
             lambda: self._run.fetch(statement, *arguments),
         )
-        for place, before in rows:
-            answers[order[place]] = Answer.ALREADY if before else Answer.LOST
+        for place, before, given_up in rows:
+            other = Answer.ALREADY if before else Answer.LOST
+            answers[order[place]] = Answer.GIVEN_UP if given_up else other
         return answers
 
     async def held(self, settlements: Sequence[Settlement]) -> list[bool]:

@@ -63,18 +63,19 @@ $$;
 -- settle_failures: as settle_batch, for settlements that are to come back after a failure, or call back.
 -- A retry is none if it would begin later than `max_age` seconds after the task was enqueued (or, if somebody
 -- reopened it, after its first attempt since), or if retries of its type are stopped: then the task is dead.
--- What is read of a task for that never changes while it is claimed.
+-- What is read of a task for that never changes while it is claimed. Those tasks are named too (`given_up`).
 CREATE FUNCTION windlass.settle_failures(
     tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after float8[],
     outcomes text[], results text[], delays float8[], errors text[], reported boolean[],
     retention interval, dead_retention interval, key_retention interval, patience interval,
     max_ages float8[], calls_back boolean
-) RETURNS TABLE (ordinal integer, before boolean)
+) RETURNS TABLE (ordinal integer, before boolean, given_up boolean)
 LANGUAGE plpgsql
 SET jit = off
 AS $$
 #variable_conflict use_column
 DECLARE
+    asked constant text[] := outcomes;
     missed integer[];
     befores boolean[];
 BEGIN
@@ -113,7 +114,12 @@ BEGIN
             AND u.ordinal - 1 <> ALL (missed)
         HAVING count(*) > 0;
     END IF;
-    RETURN QUERY SELECT m.ordinal, m.before FROM unnest(missed, befores) AS m (ordinal, before);
+    RETURN QUERY
+    SELECT m.ordinal, m.before, false FROM unnest(missed, befores) AS m (ordinal, before)
+    UNION ALL
+    SELECT u.ordinal::integer - 1, false, true
+    FROM unnest(asked, outcomes) WITH ORDINALITY AS u (asked, outcome, ordinal)
+    WHERE u.asked = 'retried' AND u.outcome = 'dead' AND u.ordinal - 1 <> ALL (missed);
 END
 $$;
 
