@@ -116,7 +116,6 @@ OPTIONS = [
     Option({"delay": 10**400}, f"delay 1{'0' * 99}…: use less than a hundred years"),
     Option({"delay": "soon"}, f"delay 'soon': {SECONDS}"),
     Option({"delay": True}, f"delay True: {SECONDS}", f"delay true: {SECONDS}"),
-    Option({"expires": 5}, "option 'expires' is not built yet"),
     Option({"ordering_key": "a"}, "option 'ordering_key' is not built yet"),
     Option({"on_dead": "hold"}, "option 'on_dead' is not built yet"),
     Option({"max_attempts": 0}, f"max_attempts 0: {ATTEMPTS}", typed=("--max-attempts", "0")),

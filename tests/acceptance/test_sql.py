@@ -65,7 +65,7 @@ async def test_functions_with_the_rights_of_their_owner_are_for_nobody_and_look_
     )
 
     assert {name for name, _, _ in functions} == {
-        *("enqueue", "enqueue_many", "cancel", "complete_task"),
+        *("enqueue", "enqueue_many", "cancel", "complete_task", "complete_and_call"),
     }
     for name, is_open, settings in functions:
         assert not is_open, name
@@ -227,7 +227,19 @@ async def test_a_trigger_enqueues_with_the_change_that_fired_it(
         ({"type": "a", "delay": "NaN"}, "WL006", "delay 'NaN': use a finite number"),
         ({"type": "a", "delay": True}, "WL006", "delay true: use seconds or a timedelta"),
         ({"type": "a", "delay": "5"}, "WL006", "delay '5': use seconds or a timedelta"),
-        ({"type": "a", "expires": 60}, "WL006", "option 'expires' is not built yet"),
+        ({"type": "a", "expires": -1}, "WL006", "expires -1: use seconds from now, not below 0"),
+        (
+            {"type": "a", "expires": 1e10},
+            "WL006",
+            "use seconds from now, not below 0 and less than",
+        ),
+        (
+            {"type": "a", "expires": "soon"},
+            "WL006",
+            "expires 'soon': use seconds from now, or a time",
+        ),
+        ({"type": "a", "expires": "2100-01-01T00:00"}, "WL006", "or a time with a time zone"),
+        ({"type": "a", "expires": True}, "WL006", "expires true: use seconds from now, or a time"),
         ({"type": "a", "ordering_key": "k"}, "WL006", "option 'ordering_key' is not built yet"),
         ({"type": "a", "on_dead": "hold"}, "WL006", "option 'on_dead' is not built yet"),
         ({"type": "a", "at": "tomorrow"}, "WL006", "at 'tomorrow': use a time with a time zone"),

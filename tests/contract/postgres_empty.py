@@ -22,6 +22,7 @@ DELETE FROM windlass.idempotency;
 DELETE FROM windlass.queue;
 DELETE FROM windlass.task_type;
 DELETE FROM windlass.stopped_type;
+DELETE FROM windlass.expiry;
 DELETE FROM windlass.worker;
 DELETE FROM windlass.worker_pulse;
 DELETE FROM windlass.setting;

@@ -1,15 +1,17 @@
 """Where failures meet other sessions: a cancellation and a reopened task, retries that are stopped."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
-from contract.postgres_sessions import AT_ONCE, Sessions, add, claim, settlements
+from contract.postgres_sessions import AT_ONCE, Sessions, add, claim, lead, settlements
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import (
     Answer,
     Callback,
     CancelAnswer,
+    Change,
     NewTask,
     Outcome,
     TaskState,
@@ -147,3 +149,38 @@ async def test_what_cannot_be_enqueued_does_not_keep_a_task_from_its_end(
     assert answers == [Answer.APPLIED]
     assert (await store.get(task_id)).status is TaskState.COMPLETED
     assert await store.has_work(["after"], None) is False
+
+
+async def test_expiring_goes_round_what_somebody_holds(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    held, free = await add(store, 2, expires=60.0)
+    (later,) = await add(store, expires=60.0, delay=3600.0)
+    await sessions.advance(timedelta(seconds=61))
+    leadership = await lead(store)
+    changing = await sessions.begin()
+    await changing.store.change(held, Change(priority=50))
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.expire(10, leadership=leadership) == 2
+
+    assert await sessions.places(free) == await sessions.places(later) == ["history"]
+    await changing.commit()
+    assert await store.expire(10, leadership=leadership) == 1
+    assert await sessions.places(held) == ["history"]
+
+
+async def test_what_has_begun_is_forgotten_among_what_expires(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 2, expires=1.0)
+    held = await claim(store, limit=1)
+    await store.settle(settlements(held, Outcome.COMPLETED))
+    held = await claim(store, limit=1)
+    await store.settle(settlements(held, Outcome.RETRIED, delay=3600.0))
+    await sessions.advance(timedelta(seconds=2))
+    leadership = await lead(store)
+
+    assert await store.expire(10, leadership=leadership) == 0
+
+    assert await sessions.watcher.fetchval("SELECT count(*) FROM windlass.expiry") == 0

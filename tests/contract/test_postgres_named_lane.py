@@ -19,6 +19,7 @@ from contract.postgres_sessions import (
     request,
     settlements,
 )
+from windlass.model.limits import EXPIRED
 from windlass.model.task import Claim, Outcome, TaskState
 from windlass.store.postgres import claiming
 from windlass.store.postgres.store import PostgresStore
@@ -299,3 +300,15 @@ async def test_it_may_be_of_a_worker_whose_lane_rests(
     ids = await add(store, 1)
 
     assert await granted_named(store, lane) == ids
+
+
+async def test_a_late_task_of_the_lane_is_granted_to_be_cancelled(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, expires=60.0)
+    await sessions.advance(timedelta(seconds=61))
+
+    held = await claim_named(store, await lane_of(sessions.watcher))
+
+    assert held is not None
+    assert held.tasks[0].cancel_reason == EXPIRED

@@ -462,6 +462,14 @@ async def rescue(scene: Scene) -> Call:
     return lambda store, again: store.rescue(10, leadership=leadership)
 
 
+@scenario("expire", if_done=0, seconds_later=100.0)
+async def expire(scene: Scene) -> Call:
+    await scene.add(2, expires=5.0)
+    leadership = await scene.lead()
+    await scene.pass_time(6)
+    return lambda store, again: store.expire(10, leadership=leadership)
+
+
 @scenario("remove_dead_workers", if_done=[], seconds_later=600.0)
 async def remove_dead_workers(scene: Scene) -> Call:
     await scene.around.register(worker_info(), lease=LEASE)

@@ -83,6 +83,8 @@ SELECT 'task_type', to_jsonb(t) FROM windlass.task_type t
 UNION ALL
 SELECT 'stopped_type', to_jsonb(t) FROM windlass.stopped_type t
 UNION ALL
+SELECT 'expiry', to_jsonb(t) FROM windlass.expiry t
+UNION ALL
 SELECT 'setting', to_jsonb(t) FROM windlass.setting t
 UNION ALL
 SELECT 'worker', to_jsonb(t) FROM windlass.worker t

@@ -100,6 +100,7 @@ class _Looked(MemoryStore):
         for method, answer in (
             ("rescue", Rescued()),
             ("promote", 0),
+            ("expire", 0),
             ("remove_dead_workers", []),
             ("tidy", 0),
         ):
@@ -113,11 +114,11 @@ class _Looked(MemoryStore):
         async def tell_limited(_: int, **options: object) -> Any:
             return await tell(**options)
 
-        return tell_limited if method in {"rescue", "promote"} else tell
+        return tell_limited if method in {"rescue", "promote", "expire"} else tell
 
     async def due(self) -> Due:
         self.looks += 1
-        kinds = ("claims", "scheduled", "silent_workers", "leftovers")
+        kinds = ("claims", "scheduled", "silent_workers", "leftovers", "expiring")
         return Due(await self.now(), **{kind: self._due.get(kind, False) for kind in kinds})
 
 

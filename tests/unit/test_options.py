@@ -83,7 +83,9 @@ def app() -> App:
         ({"tags": ["a\x00"]}, "tag"),
         ({"nonsense": 1}, "nonsense"),
         ({"detached": "no"}, "detached"),
-        ({"expires": 5}, "expires"),
+        ({"expires": -5}, "expires -5"),
+        ({"expires": "soon"}, "expires 'soon'"),
+        ({"expires": datetime(2030, 1, 1)}, "expires"),  # noqa: DTZ001 - on purpose
         ({"ordering_key": "k"}, "ordering_key"),
         ({"connection": object()}, "connection"),
     ],

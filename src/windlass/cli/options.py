@@ -49,6 +49,14 @@ def parse_time(option: str, text: str) -> datetime:
     return checked_time(option, moment)
 
 
+def parse_expiry(option: str, text: str) -> datetime | float:
+    """Read seconds, or a time."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse_time(option, text)
+
+
 def parse_priority(text: str) -> int | str:
     """Read a priority by number or by name."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else text

@@ -20,7 +20,7 @@ from windlass.cli.loading import (
     optional_app_argument,
     run,
 )
-from windlass.cli.options import parse_priority, parse_time, single_option
+from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
 from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
@@ -183,6 +183,11 @@ def _say(what: str, migrations: Sequence[object], *, otherwise: str) -> None:
 @single_option("--priority", help="0 to 100, or low, normal, high, critical.")
 @single_option("--delay", type=float, metavar="SECONDS")
 @single_option(
+    "--expires",
+    metavar="SECONDS|TIME",
+    help="Cancel it if it has not started by then: seconds from now, or ISO 8601 with an offset.",
+)
+@single_option(
     "--at", metavar="TIME", help="ISO 8601 with an offset, as 2030-01-31T08:00:00+01:00."
 )
 @single_option("--idempotency-key")
@@ -197,6 +202,8 @@ def enqueue(application: str, type_name: str, payload: str, **options: Any) -> N
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if "at" in given:
         given["at"] = parse_time("--at", given["at"])
+    if "expires" in given:
+        given["expires"] = parse_expiry("--expires", given["expires"])
     if "priority" in given:
         given["priority"] = parse_priority(given["priority"])
     app = load_lasting_app(application)

@@ -24,7 +24,7 @@ from windlass.registry import (
 )
 from windlass.store.port import TaskColumns
 
-NOT_BUILT = ("expires", "ordering_key", "on_dead")
+NOT_BUILT = ("ordering_key", "on_dead")
 ENCODED_AT_ONCE = 100  # calls: meanwhile there are copies of their payloads, which may be large
 LONGEST_REASON = 2000  # characters
 _DRAWN = struct.Struct(">HQ")  # bytes of chance for an id
@@ -72,7 +72,7 @@ class Options(TypedDict, total=False):
     max_attempts: int | None
     tags: Collection[str] | None
     detached: bool
-    expires: Any
+    expires: datetime | float | timedelta | None
     ordering_key: Any
     on_dead: Any
     connection: Any
@@ -89,7 +89,7 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int | None = None
     tags: Collection[str] | None = None
     detached: bool = False
-    expires: Any = None
+    expires: datetime | float | timedelta | None = None
     ordering_key: Any = None
     on_dead: Any = None
     connection: Any = None
@@ -120,6 +120,7 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
             None if key is None else checked_name("idempotency_key", key),
             () if self.tags is None else checked_names("tags", "tag", self.tags),
             defaults.retention,
+            None if self.expires is None else checked_expiry(self.expires),
         )
 
 
@@ -214,6 +215,16 @@ def checked_time(what: str, value: Any) -> datetime:
         raise ConfigurationError(
             f"{what} {value!r} is after the year 9999; use an earlier time"
         ) from None
+
+
+def checked_expiry(value: Any) -> datetime | float:
+    """Return until when a task has to have begun: a time, or seconds from its enqueue; or raise."""
+    if isinstance(value, datetime):
+        return checked_time("expires", value)
+    try:
+        return checked_seconds("expires", value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}, or a datetime with a time zone") from None
 
 
 def checked_change(*, priority: Any, queue: Any, at: Any, delay: Any) -> Change:

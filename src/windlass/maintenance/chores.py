@@ -110,6 +110,16 @@ async def _promote(store: LeaderStore, lookout: Lookout, leadership: Leadership)
     return await store.promote(PROMOTE_BATCH, leadership=leadership) >= PROMOTE_BATCH
 
 
+async def _expire(store: LeaderStore, lookout: Lookout, leadership: Leadership) -> bool:
+    due, _ = await lookout.look()
+    if not due.expiring:
+        return False
+    expired = await store.expire(PROMOTE_BATCH, leadership=leadership)
+    if expired:
+        emit("task.expired", tasks=expired)
+    return expired >= PROMOTE_BATCH
+
+
 async def _remove_workers(
     store: LeaderStore, clock: ClockWatch, lookout: Lookout, leadership: Leadership
 ) -> bool:
@@ -177,6 +187,7 @@ def chores(
     return [
         Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
+        Chore("expire", sweep, partial(_expire, store, lookout), at_most=1 / 20),
         Chore("remove-workers", sweep, partial(_remove_workers, store, clock, lookout)),
         Chore("tidy", 2 * sweep, _Tidying(store, lookout), at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),

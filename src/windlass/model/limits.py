@@ -7,6 +7,7 @@ LONGEST_RETENTION = 68 * 365 * 86_400.0  # seconds; the database counts them in 
 MARGIN = 0.1  # part of a lease or a term at whose end it is no longer trusted
 UNNOTICED_STEP = timedelta(seconds=3)  # of the store's clock, by whoever watches it
 DEEPEST_VALUE = 200  # levels of lists and objects in a payload or result, as in check_payload
+EXPIRED = "expired: it was not started in time"  # the reason of a cancellation
 PROMOTE_BATCH = 1000  # tasks that become due, in one statement
 
 _LONGEST_SHOWN = 100  # characters

@@ -57,6 +57,7 @@ class NewTask(NamedTuple):
     idempotency_key: str | None = None
     tags: tuple[str, ...] = ()
     retention: timedelta | None = None  # None: the setting at the time it ends
+    expires: datetime | float | None = None  # not begun by then, or in so many seconds: cancelled
 
 
 FILLED_IN = ("task_id", "task_type", "queue", "attempts", "result", "error")
@@ -399,6 +400,7 @@ class Due(NamedTuple):
     scheduled: bool = True  # tasks wait for their time
     silent_workers: bool = True  # a lease has passed without a sign of life
     leftovers: bool = True  # cancellations, reports or lanes that may want tidying
+    expiring: bool = True  # tasks may be late for their start
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,7 +183,8 @@ class ClaimStore(Protocol):
 
         Lanes (queue, type, priority, kind) are taken in order of their head's ready time less
         the ageing step for each point of priority, each lane in the order in which its tasks
-        became ready. Paused queues are left out. With `alone`, only tasks recovered twice: one,
+        became ready. Paused queues are left out. One that should have begun by now, and of which no
+        attempt was made, is granted with that as the reason of its cancellation. With `alone`, only tasks recovered twice: one,
         or while there are more than a hundred, a batch halved with each recovery. With `lane`, a
         store may leave out all others, and with `task_id` all other tasks, and what it would say of
         them.
@@ -348,6 +349,9 @@ class ChoreStore(Protocol):
         Those reported as running have used an attempt and may be dead by it; the others come
         back with one recovery more. None waits for a lock that somebody else holds.
         """
+
+    async def expire(self, limit: int, *, leadership: Leadership) -> int:
+        """Cancel up to so many tasks that wait although they should have begun by now."""
 
     async def remove_dead_workers(
         self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)

@@ -70,7 +70,8 @@ class ClaimVerbs(MemoryTables):
         self._claims[token] = ClaimEntry(fence, request.worker_id, now + request.lease, held)
         kinds = {(task.asked.type, task.asked.queue) for task in tasks}
         kind = kinds.pop() if len(kinds) == 1 else None
-        return Claim(token, fence, tuple(map(claimed_task, tasks)), request.alone, kind)
+        claimed = tuple(claimed_task(task, now) for task in tasks)
+        return Claim(token, fence, claimed, request.alone, kind)
 
     @transaction
     async def start(self, started: Sequence[Started]) -> frozenset[UUID]:

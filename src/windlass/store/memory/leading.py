@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from windlass.model.errors import NotLeader
-from windlass.model.limits import UNNOTICED_STEP
+from windlass.model.limits import EXPIRED, UNNOTICED_STEP
 from windlass.model.task import ENDS, Due, LaneKind, Leadership, Rescued, Retained, TaskState
 from windlass.store.memory.state import TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
@@ -124,6 +124,21 @@ class LeadVerbs(MemoryTables):
             return "dead"
         self._give_back(task, LaneKind.RETURNED, due_by)
         return "lost"
+
+    @transaction
+    async def expire(self, limit: int, *, leadership: Leadership) -> int:
+        self._assert_leader(leadership)
+        now = self._clock()
+        late = [
+            task
+            for task in self._tasks.values()
+            if task.status in (TaskState.PENDING, TaskState.SCHEDULED) and task.is_late(now)
+        ][:limit]
+        for task in late:
+            self._take_waiting(task)
+            task.settled_by = None
+            self._end(task, TaskState.CANCELLED, EXPIRED, now)
+        return len(late)
 
     @transaction
     async def remove_dead_workers(

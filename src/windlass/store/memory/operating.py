@@ -51,6 +51,7 @@ class OperateVerbs(MemoryTables):
             )
         now = self._clock()
         task.is_reopened = True
+        task.expires_at = None
         task.attempts = task.recoveries = 0
         task.scheduled_for = now
         task.settled_by = task.completed_at = task.result = None

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from windlass.model.limits import EXPIRED
 from windlass.model.task import (
     ENDS,
     Callback,
@@ -56,6 +57,11 @@ class TaskEntry:
     errors: list[dict[str, Any]] = field(default_factory=list)
     drop_on: date = date.max
     is_reopened: bool = False  # by a person, after it had ended
+    expires_at: datetime | None = None
+
+    def is_late(self, now: datetime) -> bool:
+        """Whether it should have begun by now, and no attempt was made."""
+        return self.expires_at is not None and self.expires_at <= now and not self.attempts
 
     @property
     def lane(self) -> LaneKey:
@@ -104,7 +110,7 @@ def comparable(payload: str) -> object:
     return tagged(json.loads(payload, parse_float=Decimal))
 
 
-def claimed_task(task: TaskEntry) -> ClaimedTask:
+def claimed_task(task: TaskEntry, now: datetime) -> ClaimedTask:
     """The task as its worker gets it."""
     return ClaimedTask(
         id=task.asked.id,
@@ -115,7 +121,7 @@ def claimed_task(task: TaskEntry) -> ClaimedTask:
         attempts=task.attempts,
         max_attempts=task.asked.max_attempts,
         generation=task.generation,
-        cancel_reason=task.cancel_reason,
+        cancel_reason=task.cancel_reason or (EXPIRED if task.is_late(now) else None),
         waited=(task.claimed_at - task.scheduled_for).total_seconds() if task.claimed_at else 0.0,
     )
 

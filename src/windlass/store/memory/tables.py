@@ -144,6 +144,10 @@ class MemoryTables:
     def _add(self, task: NewTask, now: datetime) -> None:
         due = task.at or now + timedelta(seconds=task.delay)
         entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
+        if isinstance(task.expires, datetime):
+            entry.expires_at = task.expires
+        elif task.expires is not None:
+            entry.expires_at = now + timedelta(seconds=task.expires)
         self._tasks[task.id] = entry
         self._place(entry, now)
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +11,7 @@ import asyncpg
 from asyncpg.pgproto.pgproto import UUID as DriverUUID  # noqa: N811 - its name is taken
 
 from windlass.model.errors import StoreUnavailable
+from windlass.model.limits import EXPIRED
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest, Started
 from windlass.store.postgres.cursors import Key, LaneCursors, LaneRead, Snapshot
 from windlass.store.postgres.parts import PostgresOptions, PostgresParts
@@ -70,6 +71,9 @@ class ClaimVerbs(PostgresParts):
         claim = None
         if batches:
             reasons = dict(zip(report["cancelled"] or (), report["reasons"] or (), strict=True))
+            expired = {task_id for batch in batches for task_id in batch["expired"] or ()}
+            if expired:
+                reasons = dict.fromkeys(_not_begun(batches, expired), EXPIRED) | reasons
             claimed = tuple(task for batch in batches for task in _tasks(batch, reasons))
             kinds = {(batch["type"], batch["queue"]) for batch in batches}
             kind = kinds.pop() if len(kinds) == 1 else None
@@ -184,6 +188,14 @@ class ClaimVerbs(PostgresParts):
     async def requested_cancellations(self, task_ids: Sequence[UUID]) -> dict[UUID, str]:
         rows = await self._run.fetch("read_cancel_requests", list(task_ids))
         return {row["task_id"]: row["reason"] for row in rows}
+
+
+def _not_begun(batches: Sequence[asyncpg.Record], among: Collection[UUID]) -> list[UUID]:
+    """Those of some tasks of which no attempt was made."""
+    granted = [
+        pair for batch in batches for pair in zip(batch["ids"], batch["attempts"], strict=True)
+    ]
+    return [task_id for task_id, attempts in granted if task_id in among and not attempts]
 
 
 def _tasks(batch: Sequence[Any], reasons: Mapping[UUID, str]) -> Iterator[ClaimedTask]:

@@ -141,7 +141,7 @@ class EnqueueVerbs(PostgresParts):
         """Take all keys of a large call in one order, or two such calls could deadlock."""
         if isinstance(tasks, NewTasks):
             return
-        ids, types, payloads, *_, keys, _, _ = TaskColumns.of(tasks).columns
+        ids, types, payloads, *_, keys, _, _, _ = TaskColumns.of(tasks).columns
         rows = zip(ids, types, payloads, keys, strict=True)
         keyed = sorted((row for row in rows if row[3] is not None), key=itemgetter(1, 3))
         for start in range(0, len(keyed), ENQUEUE_CHUNK):
@@ -177,14 +177,14 @@ def _statement(
 ) -> tuple[str, tuple[Any, ...]]:
     """The statement that adds these tasks, with its arguments."""
     ids, types, payloads, *others = TaskColumns.of(tasks).columns
-    queues, priorities, max_attempts, delays, times, keys, tags, retentions = others
+    queues, priorities, max_attempts, delays, times, keys, tags, retentions, expiries = others
     if tasks and fence is None and not repeated and _are_alike(types, *others):
         first = tasks[0]
         if _is_plain(first):
             kind = (first.type, first.queue, first.priority, first.max_attempts)
             return "enqueue_alike", (ids, payloads, *kind, _seconds(first.retention))
     token, holder, generation = fence or (None, None, None)
-    return "enqueue_tasks", (
+    arguments = (
         ids,
         types,
         queues,
@@ -202,11 +202,17 @@ def _statement(
         repeated,
         False,
     )
+    if used(expiries) is None:
+        return "enqueue_tasks", arguments
+    by_time = [one if isinstance(one, datetime) else None for one in expiries]
+    after = [None if isinstance(one, datetime) else one for one in expiries]
+    return "enqueue_expiring", (*arguments, by_time, after)
 
 
 def _is_plain(task: NewTask) -> bool:
     """Whether it is due now, and nothing else has to be looked at or written for it."""
-    return (task.delay, task.at, task.idempotency_key, task.tags) == (0, None, None, ())
+    asked = (task.delay, task.at, task.idempotency_key, task.tags, task.expires)
+    return asked == (0, None, None, (), None)
 
 
 def _are_alike(*columns: list[Any]) -> bool:
@@ -307,6 +313,7 @@ class _Item(msgspec.Struct, omit_defaults=True):
     max_attempts: int
     delay: float | None = None
     at: datetime | None = None
+    expires: datetime | float | None = None
     idempotency_key: str | None = None
     tags: Sequence[str] | None = None
     retention: int | None = None
@@ -326,6 +333,7 @@ def _item(task: NewTask) -> _Item:
         max_attempts=task.max_attempts,
         delay=task.delay or None,
         at=task.at,
+        expires=task.expires,
         idempotency_key=task.idempotency_key,
         tags=task.tags or None,
         retention=_seconds(task.retention),

@@ -59,6 +59,16 @@ class LeadVerbs(OperateVerbs):
 
         return await self._history.with_places(None, rescue_once)
 
+    async def expire(self, limit: int, *, leadership: Leadership) -> int:
+        kept = self._options.retention
+
+        async def expire_once() -> int:
+            async with self._led(leadership) as connection:
+                text = self._sql.statement("expire_tasks")
+                return int(await connection.fetchval(text, limit, kept.ended, kept.keys))
+
+        return await self._history.with_places(None, expire_once)
+
     async def remove_dead_workers(
         self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
     ) -> list[UUID]:

@@ -396,6 +396,27 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.checked_expiry(given jsonb) RETURNS timestamp with time zone
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $_$
+BEGIN
+    IF given IS NULL THEN
+        RETURN NULL;
+    ELSIF jsonb_typeof(given) = 'number' THEN
+        IF given::numeric NOT BETWEEN 0 AND 3162240000 THEN
+            PERFORM windlass.refuse('WL006', format(
+                'expires %s: use seconds from now, not below 0 and less than a hundred years', windlass.shown(given)));
+        END IF;
+        RETURN windlass.clock() + given::float8 * interval '1 second';
+    ELSIF jsonb_typeof(given) = 'string' AND given #>> '{}' ~ '(Z|[+-][0-9]{2}(:?[0-9]{2})?)$' THEN
+        RETURN windlass.checked_time(given);
+    END IF;
+    PERFORM windlass.refuse('WL006', format(
+        'expires %s: use seconds from now, or a time with a time zone', windlass.shown(given)));
+END
+$_$;
+
 CREATE FUNCTION windlass.checked_id(given jsonb, what text DEFAULT 'id'::text, whose text DEFAULT 'task'::text) RETURNS uuid
     LANGUAGE plpgsql
     AS $_$
@@ -1013,7 +1034,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[]) RETURNS uuid
+CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[], expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1029,7 +1050,7 @@ DECLARE
     number bigint;
     is_listed boolean;
 BEGIN
-    IF delay IS NULL AND at IS NULL AND idempotency_key IS NULL AND tags IS NULL
+    IF delay IS NULL AND at IS NULL AND idempotency_key IS NULL AND tags IS NULL AND expires IS NULL
         AND length(type) BETWEEN 1 AND 200 AND type !~ control
         AND coalesce(length(queue) BETWEEN 1 AND 200 AND queue !~ control, true)
         AND coalesce(priority BETWEEN 0 AND 100, true)
@@ -1072,7 +1093,7 @@ BEGIN
         END IF;
     END IF;
     RETURN windlass.enqueue_checked(
-        type, payload, queue, priority, delay, at, idempotency_key, max_attempts, tags);
+        type, payload, queue, priority, delay, at, idempotency_key, max_attempts, tags, expires);
 END
 $$;
 
@@ -1121,7 +1142,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue_checked(type text, payload jsonb, queue text, priority integer, delay double precision, at timestamp with time zone, idempotency_key text, max_attempts integer, tags text[]) RETURNS uuid
+CREATE FUNCTION windlass.enqueue_checked(type text, payload jsonb, queue text, priority integer, delay double precision, at timestamp with time zone, idempotency_key text, max_attempts integer, tags text[], expires timestamp with time zone) RETURNS uuid
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET extra_float_digits TO '1'
@@ -1131,9 +1152,29 @@ SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
     'type', type, 'payload', payload, 'queue', queue, 'priority', priority, 'delay', delay,
     -- What is past means now, also before our era, which a text says in another way.
     'at', CASE WHEN at < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE at END,
+    'expires', CASE WHEN expires < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE expires END,
     'idempotency_key', idempotency_key,
     'max_attempts', max_attempts, 'tags', tags
 )))
+$$;
+
+CREATE FUNCTION windlass.enqueue_expiring(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, expiries timestamp with time zone[], expiry_delays double precision[]) RETURNS TABLE(ordinal integer, task_id uuid)
+    LANGUAGE plpgsql
+    AS $$
+DECLARE
+    at timestamptz;
+BEGIN
+    RETURN QUERY SELECT k.ordinal, k.task_id FROM windlass.enqueue_tasks(
+        task_ids, types, queues, priorities, payloads, max_attempts, delays, due_times, keys, tag_lists,
+        retentions, fence_token, fence_task, fence_generation, repeated, caller_commits
+    ) k;
+    at := windlass.clock();
+    PERFORM windlass.let_expire(task_ids, ARRAY(
+        SELECT coalesce(u.expiry, at + u.delay * interval '1 second')
+        FROM unnest(task_ids, expiries, expiry_delays) WITH ORDINALITY AS u (id, expiry, delay, ordinal)
+        ORDER BY u.ordinal
+    ));
+END
 $$;
 
 CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jsonb) RETURNS SETOF uuid
@@ -1143,8 +1184,8 @@ CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jso
 #variable_conflict use_variable
 DECLARE
     known_options constant text[] :=
-        '{id,type,payload,queue,priority,delay,at,idempotency_key,max_attempts,tags,retention}';
-    not_built constant text[] := '{expires,ordering_key,on_dead}';
+        '{id,type,payload,queue,priority,delay,at,expires,idempotency_key,max_attempts,tags,retention}';
+    not_built constant text[] := '{ordering_key,on_dead}';
     settings windlass.setting;
     item jsonb;
     place integer;
@@ -1164,6 +1205,7 @@ DECLARE
     keys text[] := '{}';
     tag_lists text[] := '{}';
     retentions integer[] := '{}';
+    expiries timestamptz[] := '{}';
     numbered boolean;
     kind jsonb;
 BEGIN
@@ -1247,6 +1289,7 @@ BEGIN
                 THEN windlass.checked_name('idempotency_key', item -> 'idempotency_key') END;
             tag_lists := tag_lists || CASE WHEN item -> 'tags' <> '[]' THEN (item -> 'tags')::text END;
             retentions := retentions || coalesce((item -> 'retention')::integer, known.retention_seconds);
+            expiries := expiries || windlass.checked_expiry(item -> 'expires');
         EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
             PERFORM windlass.refuse(SQLSTATE,
                 CASE WHEN jsonb_array_length(tasks) > 1 THEN format('item %s: %s', place, SQLERRM)
@@ -1291,6 +1334,9 @@ BEGIN
         false, true, numbered
     ) AS k ON k.ordinal = u.ordinal - 1
     ORDER BY u.ordinal;
+    IF array_remove(expiries, NULL) <> '{}' THEN
+        PERFORM windlass.let_expire(ids, expiries);
+    END IF;
     IF array_remove(given, NULL) <> '{}' THEN
         -- From here on no other task can take these ids, so what had one and ended can be seen.
         BEGIN
@@ -1575,6 +1621,92 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key_retention interval) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    late uuid[];
+    taken uuid[];
+    at timestamptz;
+    latest constant timestamptz := windlass.clock();
+BEGIN
+    -- What has begun, or has ended, does not expire any more.
+    WITH over AS MATERIALIZED (
+        SELECT e.task_id
+        FROM windlass.expiry e
+        WHERE e.expires_at <= latest
+            AND NOT EXISTS (SELECT FROM windlass.task t WHERE t.id = e.task_id AND t.attempts = 0)
+        ORDER BY e.expires_at
+        LIMIT max_tasks
+        FOR UPDATE OF e SKIP LOCKED
+    )
+    DELETE FROM windlass.expiry e USING over o WHERE e.task_id = o.task_id;
+
+    SELECT array_agg(w.task_id) INTO late
+    FROM (
+        SELECT e.task_id
+        FROM windlass.expiry e
+        WHERE e.expires_at <= latest
+            AND (EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = e.task_id)
+                OR EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = e.task_id))
+        ORDER BY e.expires_at
+        LIMIT max_tasks
+    ) w;
+    IF late IS NULL THEN
+        RETURN 0;
+    END IF;
+    WITH found AS MATERIALIZED (
+        SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (late)
+        ORDER BY r.task_id FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.ready r USING found f WHERE r.task_id = f.task_id RETURNING r.task_id
+    )
+    SELECT coalesce(array_agg(g.task_id), '{}') INTO taken FROM gone g;
+    WITH found AS MATERIALIZED (
+        SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (late)
+        ORDER BY s.task_id FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.scheduled s USING found f WHERE s.task_id = f.task_id RETURNING s.task_id
+    )
+    SELECT taken || coalesce(array_agg(g.task_id), '{}') INTO taken FROM gone g;
+    at := windlass.clock();
+    WITH gone AS (
+        DELETE FROM windlass.task t WHERE t.id = ANY (taken) RETURNING t.*
+    ), filed AS (
+        INSERT INTO windlass.history (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            idempotency_key, payload, tags, last_error, errors
+        )
+        SELECT
+            g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
+            g.retention_seconds,
+            windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
+            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags,
+            'expired: it was not started in time', windlass.folded_attempts(g.id)
+        FROM gone g
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
+    ), forgotten AS (
+        DELETE FROM windlass.expiry e USING gone g WHERE e.task_id = g.id
+    )
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+    RETURN cardinality(taken);
+END
+$$;
+
+CREATE FUNCTION windlass.expired_among(task_ids uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+SELECT array_agg(e.task_id) FROM windlass.expiry e WHERE e.task_id = ANY (task_ids) AND e.expires_at <= windlass.clock()
+$$;
+
 CREATE FUNCTION windlass.folded_attempts(ended_task uuid) RETURNS jsonb
     LANGUAGE sql STABLE
     AS $$
@@ -1611,6 +1743,20 @@ SELECT hashtextextended(
     (queue || E'\x1f' || type || E'\x1f' || priority::text || E'\x1f' || kind::text) COLLATE "C",
     0
 )
+$$;
+
+CREATE FUNCTION windlass.let_expire(task_ids uuid[], expiries timestamp with time zone[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+INSERT INTO windlass.expiry (task_id, expires_at)
+SELECT u.id, u.expires_at
+FROM unnest(task_ids, expiries) AS u (id, expires_at)
+WHERE u.expires_at IS NOT NULL
+    AND EXISTS (SELECT FROM windlass.task t WHERE t.id = u.id AND t.generation = 1)
+ON CONFLICT DO NOTHING
 $$;
 
 CREATE FUNCTION windlass.new_task_id() RETURNS uuid
@@ -2894,6 +3040,11 @@ CREATE TABLE windlass.dead (
     CONSTRAINT dead_status_check CHECK ((status = ANY (ARRAY['failed'::windlass.task_status, 'dead'::windlass.task_status])))
 );
 
+CREATE TABLE windlass.expiry (
+    task_id uuid NOT NULL,
+    expires_at timestamp with time zone NOT NULL
+);
+
 CREATE TABLE windlass.history (
     id uuid NOT NULL,
     type text NOT NULL,
@@ -3189,6 +3340,9 @@ ALTER TABLE ONLY windlass.completed_within
 ALTER TABLE ONLY windlass.dead
     ADD CONSTRAINT dead_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY windlass.expiry
+    ADD CONSTRAINT expiry_pkey PRIMARY KEY (task_id);
+
 ALTER TABLE ONLY windlass.idempotency
     ADD CONSTRAINT idempotency_pkey PRIMARY KEY (type, key);
 
@@ -3237,6 +3391,8 @@ ALTER TABLE ONLY windlass.worker_pulse
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
 CREATE INDEX dead_status ON windlass.dead USING btree (status, id);
+
+CREATE INDEX expiry_time ON windlass.expiry USING btree (expires_at);
 
 CREATE INDEX lane_number ON windlass.lane USING btree (lane);
 

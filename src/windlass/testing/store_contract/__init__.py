@@ -12,6 +12,7 @@ class TestMyStore(StoreContract):
 
 from windlass.testing.store_contract.claim import AloneRules, ClaimRules, StartRules
 from windlass.testing.store_contract.enqueue import EnqueueRules
+from windlass.testing.store_contract.expire import ExpireRules
 from windlass.testing.store_contract.fail import CallbackRules, RetryLimitRules
 from windlass.testing.store_contract.lead import ChoreRules, LeadRules, RetentionRules
 from windlass.testing.store_contract.operate import CancelRules, ChangeRules, RetryRules
@@ -29,6 +30,7 @@ class StoreContract(
     SettleRules,
     RetryLimitRules,
     CallbackRules,
+    ExpireRules,
     PulseRules,
     CancelRules,
     ChangeRules,

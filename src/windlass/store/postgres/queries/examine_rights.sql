@@ -18,7 +18,7 @@ SELECT
     ) AS unreadable,
     ARRAY(
         SELECT r.name FROM relation r
-        WHERE r.name IN ('task', 'ready', 'scheduled', 'lane', 'idempotency', 'task_tag', 'large_payload')
+        WHERE r.name IN ('task', 'ready', 'scheduled', 'lane', 'idempotency', 'task_tag', 'large_payload', 'expiry')
             AND NOT has_table_privilege(r.oid, 'INSERT')
         ORDER BY r.name
     ) AS closed,

@@ -9,4 +9,5 @@ SELECT
     ) AS silent_workers,
     EXISTS (SELECT FROM windlass.cancel_request)
         OR EXISTS (SELECT FROM windlass.running)
-        OR EXISTS (SELECT FROM windlass.resting_lane) AS leftovers
+        OR EXISTS (SELECT FROM windlass.resting_lane) AS leftovers,
+    EXISTS (SELECT FROM windlass.expiry) AS expiring
