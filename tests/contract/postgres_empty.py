@@ -16,6 +16,7 @@ DELETE FROM windlass.cancel_request;
 DELETE FROM windlass.attempt;
 DELETE FROM windlass.history;
 DELETE FROM windlass.dead;
+DELETE FROM windlass.replay;
 DELETE FROM windlass.task_tag;
 DELETE FROM windlass.large_payload;
 DELETE FROM windlass.idempotency;

@@ -16,6 +16,7 @@ from faults.scene import (
     settlements,
     worker_info,
 )
+from windlass.model.dead import DeadFilter, DiscardAnswer, Replay
 from windlass.model.errors import LeaseLost, WrongState
 from windlass.model.task import (
     Answer,
@@ -349,6 +350,52 @@ async def bury_retries(scene: Scene) -> Call:
     await scene.around.settle(settlements(claim, Outcome.RETRIED, delay=3600.0))
     await scene.around.stop_retries("resize", "stop")
     return lambda store, again: store.bury_retries("resize", 10)
+
+
+@scenario("find_dead")
+async def find_dead(scene: Scene) -> Call:
+    await scene.bury(Outcome.DEAD)
+    return lambda store, again: store.find_dead(DeadFilter(error="image"))
+
+
+@scenario("read_dead")
+async def read_dead(scene: Scene) -> Call:
+    ids = [await scene.bury(Outcome.DEAD)]
+    return lambda store, again: store.read_dead(ids)
+
+
+@scenario("replay")
+async def replay(scene: Scene) -> Call:
+    replays = [
+        Replay(await scene.bury(Outcome.DEAD), scene.new_task().id),
+        Replay(await scene.bury(Outcome.FAILED), scene.new_task().id, delay=60.0),
+    ]
+    return lambda store, again: store.replay(replays)
+
+
+@scenario("replay")
+async def replay_as_a_leader(scene: Scene) -> Call:
+    replays = [Replay(await scene.bury(Outcome.DEAD), scene.new_task().id)]
+    leadership = await scene.lead()
+    return lambda store, again: store.replay(replays, leadership=leadership)
+
+
+@scenario("discard", if_done=[DiscardAnswer.ABSENT] * 2)
+async def discard(scene: Scene) -> Call:
+    ids = [await scene.bury(Outcome.DEAD), await scene.bury(Outcome.FAILED)]
+    return lambda store, again: store.discard(ids)
+
+
+@scenario("surplus_dead")
+async def surplus_dead(scene: Scene) -> Call:
+    await scene.bury(Outcome.DEAD)
+    return lambda store, again: store.surplus_dead(0, 10)
+
+
+@scenario("expired_dead")
+async def expired_dead(scene: Scene) -> Call:
+    await scene.bury(Outcome.DEAD)
+    return lambda store, again: store.expired_dead(10)
 
 
 @scenario("pause")

@@ -67,6 +67,8 @@ SELECT 'history', to_jsonb(t) - 'token' FROM windlass.history t
 UNION ALL
 SELECT 'dead', to_jsonb(t) - 'token' FROM windlass.dead t
 UNION ALL
+SELECT 'replay', to_jsonb(t) FROM windlass.replay t
+UNION ALL
 SELECT 'idempotency', to_jsonb(t) FROM windlass.idempotency t
 UNION ALL
 SELECT 'task_tag', to_jsonb(t) FROM windlass.task_tag t

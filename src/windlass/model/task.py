@@ -244,6 +244,7 @@ class TaskRecord:
     result: Any = None
     tags: tuple[str, ...] = ()
     errors: tuple[dict[str, Any], ...] = ()  # one entry per failed attempt, oldest first
+    replay_of: str | None = None  # the dead letter that it was made of
 
     @property
     def error_class(self) -> str | None:

@@ -6,6 +6,15 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol, overload
 from uuid import UUID
 
+from windlass.model.dead import (
+    DeadFilter,
+    DeadLetter,
+    DiscardAnswer,
+    FoundDead,
+    QueuedLetter,
+    Replay,
+    Replayed,
+)
 from windlass.model.examination import Examination
 from windlass.model.task import (
     Answer,
@@ -308,6 +317,45 @@ class ReadStore(Protocol):
         """Whether a task of these is ready or claimed; paused and scheduled ones do not count."""
 
 
+class DeadStore(Protocol):
+    """What is done with dead letters, by people or by the leader, who shows a leadership."""
+
+    async def find_dead(self, wanted: DeadFilter) -> FoundDead:
+        """Find a page of dead letters, last ended first.
+
+        Raise `ConfigurationError` if the pattern is none, or takes too long, or if `after` is not
+        what a page said.
+        """
+
+    async def read_dead(self, task_ids: Sequence[UUID]) -> list[DeadLetter]:
+        """Return those of these that are dead letters, in their order."""
+
+    async def replay(
+        self,
+        replays: Sequence[Replay],
+        *,
+        again: bool = False,
+        leadership: Leadership | None = None,
+    ) -> list[Replayed]:
+        """Make a new task of each dead letter, and answer in their order; each is named once.
+
+        The new task is as the old one was enqueued, without its idempotency key. One that was replayed
+        since it ended is left alone, unless `again` is said. The same call, repeated, makes no other
+        tasks and is answered alike. Nobody is waited for.
+        """
+
+    async def discard(
+        self, task_ids: Sequence[UUID], *, leadership: Leadership | None = None
+    ) -> list[DiscardAnswer]:
+        """Remove dead letters with all that is kept of them, and answer in their order."""
+
+    async def surplus_dead(self, most: int, limit: int) -> list[QueuedLetter]:
+        """Return up to `limit` of the dead letters that a queue has above `most`, first ended first."""
+
+    async def expired_dead(self, limit: int) -> list[QueuedLetter]:
+        """Return up to `limit` dead letters whose time is over."""
+
+
 class LeadStore(Protocol):
     """What a candidate needs: one seat, a term that only grows, the store's clock."""
 
@@ -370,8 +418,11 @@ class ChoreStore(Protocol):
     async def prepare_history(self, *, leadership: Leadership) -> int:
         """Make the places where tasks of the coming days will rest; return how many."""
 
-    async def retain(self, *, leadership: Leadership) -> Retained:
-        """Remove ended tasks whose time is over, with their idempotency keys."""
+    async def retain(self, *, leadership: Leadership, keep_dead: bool = False) -> Retained:
+        """Remove ended tasks whose time is over, with their idempotency keys.
+
+        With `keep_dead`, not those that are failed or dead: whoever archives them removes them.
+        """
 
 
 class CheckStore(Protocol):
@@ -425,6 +476,7 @@ class Store(
     PulseStore,
     OperateStore,
     ReadStore,
+    DeadStore,
     LeadStore,
     ChoreStore,
     CheckStore,

@@ -181,17 +181,16 @@ class LeadVerbs(MemoryTables):
         return 0
 
     @transaction
-    async def retain(self, *, leadership: Leadership) -> Retained:
+    async def retain(self, *, leadership: Leadership, keep_dead: bool = False) -> Retained:
         self._assert_leader(leadership)
+        removed = ENDS - DEAD if keep_dead else ENDS
         today = self._clock().astimezone(UTC).date()
         over = {
             task_id: task
             for task_id, task in self._tasks.items()
-            if task.status in ENDS and task.drop_on < today
+            if task.status in removed and task.drop_on < today
         }
-        for task_id in over:
-            del self._tasks[task_id]
-        self._keys = {key: first for key, first in self._keys.items() if first not in over}
+        self._forget(over)
         dead = [task for task in over.values() if task.status in DEAD]
         days = {task.drop_on for task in over.values() if task.status not in DEAD}
         return Retained(partitions=len(days), dead=len(dead))

@@ -29,7 +29,7 @@ class ReadVerbs(MemoryTables):
 
     @transaction
     async def get(self, task_id: UUID) -> TaskRecord:
-        return task_record(self._known(task_id))
+        return task_record(self._known(task_id), self._lineage.get(task_id))
 
     @transaction
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
@@ -51,7 +51,8 @@ class ReadVerbs(MemoryTables):
         )
         page = found[: -wanted.limit - 1 : -1]
         rest = page[-1].hex if len(page) < len(found) else None
-        return TaskPage([task_record(self._tasks[each]) for each in page], rest)
+        records = [task_record(self._tasks[each], self._lineage.get(each)) for each in page]
+        return TaskPage(records, rest)
 
     @transaction
     async def queues(self) -> list[QueueRecord]:

@@ -79,6 +79,15 @@ class ClaimEntry:
     held: dict[UUID, int]  # task id → the generation that was claimed
 
 
+class Lineage(NamedTuple):
+    """Where a replay comes from."""
+
+    ancestor: UUID
+    generation: int  # of the ancestor
+    depth: int
+    replayed_at: datetime
+
+
 class WorkerEntry(NamedTuple):
     """A registered worker, and how long its sign of life counts."""
 
@@ -126,7 +135,7 @@ def claimed_task(task: TaskEntry, now: datetime) -> ClaimedTask:
     )
 
 
-def task_record(task: TaskEntry) -> TaskRecord:
+def task_record(task: TaskEntry, lineage: Lineage | None = None) -> TaskRecord:
     """The task as people see it."""
     last_failure = task.errors[-1] if task.errors else {}
     failed_at = datetime.fromisoformat(last_failure["ended_at"]) if last_failure else None
@@ -154,6 +163,7 @@ def task_record(task: TaskEntry) -> TaskRecord:
         result=json.loads(task.result) if task.result else None,
         tags=task.asked.tags,
         errors=tuple(task.errors),
+        replay_of=str(lineage.ancestor) if lineage else None,
     )
 
 

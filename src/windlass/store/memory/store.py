@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from windlass.store.memory.claiming import ClaimVerbs
 from windlass.store.memory.completing import CompleteVerbs
+from windlass.store.memory.dead import DeadVerbs
 from windlass.store.memory.enqueueing import EnqueueVerbs
-from windlass.store.memory.leading import LeadVerbs
 from windlass.store.memory.operating import OperateVerbs
 from windlass.store.memory.reading import ReadVerbs
 from windlass.store.memory.settling import SettleVerbs
@@ -20,7 +20,7 @@ class NoTrouble:
 
 
 class MemoryStore(
-    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, OperateVerbs, ReadVerbs, LeadVerbs
+    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, OperateVerbs, ReadVerbs, DeadVerbs
 ):
     """All verbs on plain dictionaries; may be used from several threads and event loops."""
 

@@ -22,6 +22,7 @@ from windlass.model.task import (
 from windlass.store.memory.state import (
     ClaimEntry,
     LaneKey,
+    Lineage,
     TaskEntry,
     WorkerEntry,
     called_back,
@@ -74,6 +75,7 @@ class MemoryTables:
         self._scheduled: dict[UUID, TaskEntry] = {}
         self._claims: dict[UUID, ClaimEntry] = {}
         self._keys: dict[tuple[str, str], UUID] = {}
+        self._lineage: dict[UUID, Lineage] = {}  # of replays
         self._paused: set[str] = set()
         self._types: dict[str, TypeDefaults] = {}
         self._registered: dict[str, datetime] = {}
@@ -173,6 +175,19 @@ class MemoryTables:
         if task_id not in self._tasks:
             raise TaskNotFound.of(task_id)
         return self._tasks[task_id]
+
+    def _forget(self, task_ids: Iterable[UUID]) -> None:
+        """Remove the records of ended tasks, with all that is kept of them."""
+        gone = set(task_ids)
+        for task_id in gone:
+            del self._tasks[task_id]
+        self._keys = {key: first for key, first in self._keys.items() if first not in gone}
+        # A letter was replayed, also if what became of that is forgotten first.
+        self._lineage = {
+            task_id: lineage
+            for task_id, lineage in self._lineage.items()
+            if task_id in self._tasks or lineage.ancestor in self._tasks
+        }
 
     def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[LaneKey]:
         for lane in self._ready:

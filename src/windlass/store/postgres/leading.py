@@ -112,9 +112,10 @@ class LeadVerbs(OperateVerbs):
             pass
         return await self._history.prepare()
 
-    async def retain(self, *, leadership: Leadership) -> Retained:
+    async def retain(self, *, leadership: Leadership, keep_dead: bool = False) -> Retained:
         async with self._led(leadership) as connection:
-            dead = await connection.fetchval(self._sql.statement("discard_old_dead"), 1000)
+            at_most = 0 if keep_dead else 1000
+            dead = await connection.fetchval(self._sql.statement("discard_old_dead"), at_most)
         # Detaching cannot be part of a transaction, so it cannot be fenced: it is harmless twice.
         async with connected(self._direct) as direct:
             text = self._sql.statement("which_database")
@@ -125,10 +126,12 @@ class LeadVerbs(OperateVerbs):
         return Retained(partitions, dead, tuple(waiting))
 
     @asynccontextmanager
-    async def _led(self, leadership: Leadership | None) -> AsyncIterator[asyncpg.Connection]:
+    async def _led(
+        self, leadership: Leadership | None, *, confirmed: bool = False
+    ) -> AsyncIterator[asyncpg.Connection]:
         """A transaction that nobody else can be elected during, if a leadership is shown."""
         shown = () if leadership is None else ("assert_leader", *leadership)
-        async with self._run.transaction(*shown) as connection:
+        async with self._run.transaction(*shown, confirmed=confirmed) as connection:
             yield connection
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -63,7 +64,16 @@ class Listing:
         starts = starts_of(self._wanted)
         await self._connection.execute(self._sql.statement("pin_listing_plans"))
         parts = {place: await self._read(place, start) for place, start in starts.items()}
-        return merged(parts, self._wanted.limit)
+        return await self._with_lineage(merged(parts, self._wanted.limit))
+
+    async def _with_lineage(self, page: TaskPage) -> TaskPage:
+        rows = await self._fetch("list_lineage", [UUID(record.id) for record in page.records])
+        ancestors = {str(row["task_id"]): str(row["ancestor"]) for row in rows}
+        records = [
+            replace(record, replay_of=ancestors[record.id]) if record.id in ancestors else record
+            for record in page.records
+        ]
+        return replace(page, records=records)
 
     async def _read(self, place: str, start: str) -> Part:
         statuses = [str(status) for status in self._wanted.statuses]

@@ -10,8 +10,9 @@ from windlass.model.task import TaskRecord, TaskState
 
 
 def task_record(row: asyncpg.Record) -> TaskRecord:
-    """Build the record of one task from a row of `read_task` or of a listing."""
+    """Build the record of one task from a row of `read_task`, `read_dead` or of a listing."""
     errors = tuple(_json(row["errors"]) or ())
+    ancestor = row.get("replay_of")  # a listing asks for that by itself
     updated_at = row["updated_at"]
     if errors:
         updated_at = max(updated_at, datetime.fromisoformat(errors[-1]["ended_at"]))
@@ -37,6 +38,7 @@ def task_record(row: asyncpg.Record) -> TaskRecord:
         result=_json(row["result"]),
         tags=tuple(row["tags"] or ()),
         errors=errors,
+        replay_of=None if ancestor is None else str(ancestor),
     )
 
 

@@ -1030,6 +1030,11 @@ BEGIN
     EXECUTE format(
         'DELETE FROM windlass.large_payload l USING %I.%I h '
         'WHERE h.payload IS NULL AND l.task_id = h.id', home, name);
+    EXECUTE format(
+        'SELECT windlass.forget_lineage(ARRAY('
+        'SELECT h.id FROM windlass.replay r JOIN %I.%I h ON h.id = r.task_id '
+        'UNION SELECT h.id FROM windlass.replay r JOIN %I.%I h ON h.id = r.ancestor))',
+        home, name, home, name);
     EXECUTE format('DROP TABLE %I.%I', home, name);
 END
 $$;
@@ -1721,6 +1726,24 @@ FROM windlass.attempt a
 WHERE a.task_id = ended_task
 $$;
 
+CREATE FUNCTION windlass.forget_lineage(gone uuid[]) RETURNS void
+    LANGUAGE sql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DELETE FROM windlass.replay r
+USING (
+    SELECT p.task_id, p.ancestor AS other FROM windlass.replay p WHERE p.task_id = ANY (gone)
+    UNION
+    SELECT p.task_id, p.task_id FROM windlass.replay p WHERE p.ancestor = ANY (gone)
+) k
+WHERE r.task_id = k.task_id
+    AND NOT EXISTS (SELECT FROM windlass.task t WHERE t.id = k.other)
+    AND NOT EXISTS (SELECT FROM windlass.dead d WHERE d.id = k.other)
+    AND NOT EXISTS (SELECT FROM windlass.history h WHERE h.id = k.other)
+$$;
+
 CREATE FUNCTION windlass.is_large(payload text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$SELECT octet_length(payload) > 2000$$;
@@ -2000,6 +2023,145 @@ WITH listed AS (
     RETURNING lane
 )
 SELECT count(*)::integer FROM listed
+$$;
+
+CREATE FUNCTION windlass.remove_dead(removed uuid[]) RETURNS SETOF uuid
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    locked constant uuid[] := ARRAY(
+        SELECT d.id
+        FROM windlass.dead d
+        WHERE d.id = ANY (removed)
+        ORDER BY d.id
+        FOR UPDATE SKIP LOCKED
+    );
+BEGIN
+    PERFORM set_config('windlass_internal.removing', 'on', true);
+    RETURN QUERY
+    WITH gone AS (
+        DELETE FROM windlass.dead d
+        WHERE d.id = ANY (locked)
+        RETURNING d.id, d.type, d.idempotency_key, d.tags, d.payload IS NULL AS is_large
+    ), forgotten AS (
+        DELETE FROM windlass.idempotency i
+        USING gone g
+        WHERE i.type = g.type AND i.key = g.idempotency_key AND i.task_id = g.id
+    ), untagged AS (
+        DELETE FROM windlass.task_tag k
+        USING (SELECT g.id, unnest(g.tags) AS tag FROM gone g) t
+        WHERE k.tag = t.tag AND k.task_id = t.id
+    ), emptied AS (
+        DELETE FROM windlass.large_payload l
+        USING gone g
+        WHERE g.is_large AND l.task_id = g.id
+    )
+    SELECT g.id FROM gone g;
+    PERFORM set_config('windlass_internal.removing', 'off', true);
+    PERFORM windlass.forget_lineage(locked);
+END
+$$;
+
+CREATE FUNCTION windlass.replay_dead(ancestors uuid[], new_ids uuid[], delays double precision[], payloads text[], again boolean) RETURNS TABLE(answer text, task_id uuid)
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    locked constant uuid[] := ARRAY(
+        SELECT d.id
+        FROM windlass.dead d
+        WHERE d.id = ANY (ancestors)
+        ORDER BY d.id
+        FOR UPDATE SKIP LOCKED
+    );
+    answers text[];
+    found uuid[];
+    part record;
+BEGIN
+    -- With the rows locked: what was replayed meanwhile can be seen by now.
+    SELECT
+        array_agg(
+            CASE
+                WHEN EXISTS (SELECT FROM windlass.replay r WHERE r.task_id = u.new_id) THEN 'replayed'
+                WHEN d.id IS NULL THEN 'absent'
+                WHEN u.ancestor <> ALL (locked) THEN 'held'
+                WHEN r.task_id IS NOT NULL AND NOT again THEN 'before'
+                ELSE 'new'
+            END
+            ORDER BY u.ordinal
+        ),
+        array_agg(r.task_id ORDER BY u.ordinal)
+    INTO answers, found
+    FROM unnest(ancestors, new_ids) WITH ORDINALITY AS u (ancestor, new_id, ordinal)
+    LEFT JOIN windlass.dead d ON d.id = ANY (ARRAY[u.ancestor])
+    LEFT JOIN LATERAL (
+        SELECT r.task_id
+        FROM windlass.replay r
+        WHERE r.ancestor = d.id AND r.generation = d.generation
+        ORDER BY r.replayed_at DESC, r.task_id DESC
+        LIMIT 1
+    ) r ON true;
+
+    -- In parts of which an array holds all payloads: it may have one gigabyte at most.
+    FOR part IN
+        SELECT
+            array_agg(k.new_id ORDER BY k.ordinal) AS ids,
+            array_agg(k.type ORDER BY k.ordinal) AS types,
+            array_agg(k.queue ORDER BY k.ordinal) AS queues,
+            array_agg(k.priority ORDER BY k.ordinal) AS priorities,
+            array_agg(k.payload ORDER BY k.ordinal) AS payloads,
+            array_agg(k.max_attempts ORDER BY k.ordinal) AS max_attempts,
+            CASE WHEN max(k.delay) > 0 THEN array_agg(k.delay ORDER BY k.ordinal) END AS delays,
+            array_agg(k.tags ORDER BY k.ordinal) AS tag_lists,
+            array_agg(k.retention_seconds ORDER BY k.ordinal) AS retentions
+        FROM (
+            SELECT
+                u.ordinal, u.new_id, u.delay, d.type, d.queue, d.priority, d.max_attempts,
+                d.retention_seconds, to_jsonb(d.tags)::text AS tags,
+                coalesce(u.payload, d.payload::text, l.payload) AS payload,
+                sum(coalesce(octet_length(u.payload), octet_length(l.payload), 2000))
+                    OVER (ORDER BY u.ordinal) / (64 << 20) AS number
+            FROM unnest(ancestors, new_ids, delays, payloads, answers) WITH ORDINALITY
+                AS u (ancestor, new_id, delay, payload, answer, ordinal)
+            JOIN windlass.dead d ON d.id = ANY (ARRAY[u.ancestor])
+            LEFT JOIN windlass.large_payload l ON d.payload IS NULL AND l.task_id = ANY (ARRAY[d.id])
+            WHERE u.answer = 'new'
+        ) k
+        GROUP BY k.number
+        ORDER BY k.number
+    LOOP
+        PERFORM FROM windlass.enqueue_tasks(
+            part.ids, part.types, part.queues, part.priorities, part.payloads, part.max_attempts,
+            part.delays, NULL, NULL, part.tag_lists, part.retentions, NULL, NULL, NULL, false, false
+        );
+    END LOOP;
+
+    INSERT INTO windlass.replay (task_id, ancestor, generation, depth, replayed_at)
+    SELECT u.new_id, d.id, d.generation, coalesce(r.depth, 0) + 1, windlass.clock()
+    FROM unnest(ancestors, new_ids, answers) AS u (ancestor, new_id, answer)
+    JOIN windlass.dead d ON d.id = ANY (ARRAY[u.ancestor])
+    LEFT JOIN windlass.replay r ON r.task_id = ANY (ARRAY[d.id])
+    WHERE u.answer = 'new';
+
+    RETURN QUERY
+    SELECT
+        CASE u.answer WHEN 'new' THEN 'replayed' ELSE u.answer END,
+        CASE u.answer WHEN 'before' THEN u.found WHEN 'new' THEN u.new_id WHEN 'replayed' THEN u.new_id END
+    FROM unnest(new_ids, answers, found) WITH ORDINALITY AS u (new_id, answer, found, ordinal)
+    ORDER BY u.ordinal;
+END
 $$;
 
 CREATE FUNCTION windlass.rescue_claims(max_claims integer, dead_retention interval, retention interval, key_retention interval) RETURNS TABLE(claims integer, returned integer, lost_attempts integer, dead integer, cancelled integer, died uuid[])
@@ -3134,6 +3296,15 @@ ALTER TABLE windlass.ready ALTER COLUMN n ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 100
 );
 
+CREATE TABLE windlass.replay (
+    task_id uuid NOT NULL,
+    ancestor uuid NOT NULL,
+    generation integer NOT NULL,
+    depth integer NOT NULL,
+    replayed_at timestamp with time zone NOT NULL,
+    CONSTRAINT replay_depth_check CHECK ((depth > 0))
+);
+
 CREATE TABLE windlass.resting_lane (
     lane bigint NOT NULL,
     queue text NOT NULL,
@@ -3358,6 +3529,9 @@ ALTER TABLE ONLY windlass.migration
 ALTER TABLE ONLY windlass.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY windlass.replay
+    ADD CONSTRAINT replay_pkey PRIMARY KEY (task_id);
+
 ALTER TABLE ONLY windlass.resting_lane
     ADD CONSTRAINT resting_lane_pkey PRIMARY KEY (lane);
 
@@ -3390,6 +3564,8 @@ ALTER TABLE ONLY windlass.worker_pulse
 
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
+CREATE INDEX dead_ended ON windlass.dead USING btree (completed_at, id) INCLUDE (queue);
+
 CREATE INDEX dead_status ON windlass.dead USING btree (status, id);
 
 CREATE INDEX expiry_time ON windlass.expiry USING btree (expires_at);
@@ -3401,6 +3577,8 @@ CREATE INDEX lane_type ON windlass.lane USING btree (type);
 CREATE INDEX ready_order ON windlass.ready USING btree (lane, x, n);
 
 CREATE UNIQUE INDEX ready_task ON windlass.ready USING btree (task_id);
+
+CREATE INDEX replay_ancestor ON windlass.replay USING btree (ancestor, generation);
 
 CREATE INDEX scheduled_due ON windlass.scheduled USING btree (due, task_id);
 

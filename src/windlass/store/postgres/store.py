@@ -8,8 +8,8 @@ from windlass.store.port import Listening, Store, Wake
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.completing import CompleteVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
+from windlass.store.postgres.dead import DeadVerbs
 from windlass.store.postgres.enqueueing import EnqueueVerbs
-from windlass.store.postgres.leading import LeadVerbs
 from windlass.store.postgres.listener import DEAF, Listener
 from windlass.store.postgres.parts import PostgresOptions
 from windlass.store.postgres.reading import ReadVerbs
@@ -23,7 +23,7 @@ CLOSE_WITHIN = 5.0  # seconds for the server to take its leave of every connecti
 
 
 class PostgresStore(
-    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, LeadVerbs, Store
+    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, DeadVerbs, Store
 ):
     """Tasks in PostgreSQL. Belongs to the event loop that opened it."""
 

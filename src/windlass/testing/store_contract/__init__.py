@@ -11,6 +11,12 @@ class TestMyStore(StoreContract):
 """
 
 from windlass.testing.store_contract.claim import AloneRules, ClaimRules, StartRules
+from windlass.testing.store_contract.dead import (
+    DiscardRules,
+    FindDeadRules,
+    OutdatedRules,
+    ReplayRules,
+)
 from windlass.testing.store_contract.enqueue import EnqueueRules
 from windlass.testing.store_contract.expire import ExpireRules
 from windlass.testing.store_contract.fail import CallbackRules, RetryLimitRules
@@ -35,6 +41,10 @@ class StoreContract(
     CancelRules,
     ChangeRules,
     RetryRules,
+    FindDeadRules,
+    ReplayRules,
+    DiscardRules,
+    OutdatedRules,
     RescueRules,
     PromoteRules,
     LeadRules,

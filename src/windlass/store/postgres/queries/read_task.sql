@@ -7,6 +7,7 @@ SELECT
         (SELECT h.errors FROM windlass.history h WHERE h.id = $1),
         (SELECT d.errors FROM windlass.dead d WHERE d.id = $1),
         windlass.folded_attempts($1)
-    ) AS errors
+    ) AS errors,
+    (SELECT r.ancestor FROM windlass.replay r WHERE r.task_id = $1) AS replay_of
 FROM windlass.tasks v
 WHERE v.id = $1
