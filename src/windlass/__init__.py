@@ -3,6 +3,7 @@
 from windlass.app import App
 from windlass.client import Call, Handle, Task, TaskSet
 from windlass.context import Context
+from windlass.model.dead import DeadLetter
 from windlass.model.errors import (
     ConfigurationError,
     Fail,
@@ -30,6 +31,7 @@ __all__ = [
     "Call",
     "ConfigurationError",
     "Context",
+    "DeadLetter",
     "Fail",
     "Handle",
     "IdempotencyConflict",

@@ -22,6 +22,7 @@ from uuid import UUID
 from windlass.client import (
     Call,
     Client,
+    DeadLetters,
     Handle,
     Options,
     Task,
@@ -73,6 +74,7 @@ class App(TaskSet):
         self.registry = Registry(Classifier(self.settings.error_rules))
         self._portal = Portal(at_exit=self.close)
         self._database = self._new_database(url)
+        self.dead = DeadLetters(self)
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
         self._on_dead: list[Callable[[TaskRecord], Any]] = []

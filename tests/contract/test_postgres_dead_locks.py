@@ -15,7 +15,12 @@ from contract.postgres_sessions import (
     lead,
     new_task,
 )
+from windlass.client import replaying
+from windlass.client.dead import DeadClient
+from windlass.client.replaying import ReplayPlan
 from windlass.model.dead import DeadFilter, DiscardAnswer, Replay, ReplayAnswer, Replayed
+from windlass.model.errors import StoreBusy
+from windlass.registry import Registry
 from windlass.store.postgres.store import PostgresStore
 
 HELD = [Replayed(ReplayAnswer.HELD)]
@@ -78,6 +83,25 @@ async def test_a_letter_that_a_user_holds_holds_up_no_other(
     assert answers == [*HELD, Replayed(ReplayAnswer.REPLAYED, replays[1].id)]
     await user.commit()
     assert (await store.replay(replays[:1]))[0].answer is ReplayAnswer.REPLAYED
+
+
+async def test_whoever_replays_waits_for_a_user_for_a_moment_only(
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "HELD_WITHIN", 0.2)
+    held = await bury(store)
+    user = await sessions.begin()
+    await lock_letter(user, held)
+    client = DeadClient(store=store, registry=Registry(), max_payload_bytes=1000)
+
+    async with asyncio.timeout(AT_ONCE):
+        replayed = await client.replay([held], ReplayPlan())
+        discarded = await client.discard([held], dry_run=False)
+
+    for refused in (replayed.refused, discarded.refused):
+        assert isinstance(refused[str(held)], StoreBusy)
+    await user.commit()
+    assert list((await client.replay([held], ReplayPlan())).replayed) == [str(held)]
 
 
 @pytest.mark.parametrize("undone", [False, True])

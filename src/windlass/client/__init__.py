@@ -1,4 +1,4 @@
-"""What a caller may ask: enqueue, look, wait, cancel, change, retry."""
+"""What a caller may ask: enqueue, look, wait, cancel, change, retry, replay."""
 
 from windlass.client.asking import (
     NOT_BUILT,
@@ -10,7 +10,17 @@ from windlass.client.asking import (
     checked_time,
     enqueue_options,
     new_task_id,
+    new_task_ids,
 )
+from windlass.client.dead import (
+    DeadFilters,
+    DeadLetters,
+    DiscardReport,
+    checked_id,
+    dead_filter,
+    replay_rule,
+)
+from windlass.client.replaying import ReplayPlan, ReplayReport, checked_plan
 from windlass.client.tasks import Task, TaskSet
 from windlass.client.verbs import Client, Handle
 
@@ -18,14 +28,24 @@ __all__ = [
     "NOT_BUILT",
     "Call",
     "Client",
+    "DeadFilters",
+    "DeadLetters",
+    "DiscardReport",
     "Handle",
     "Options",
+    "ReplayPlan",
+    "ReplayReport",
     "Task",
     "TaskSet",
     "checked_calls",
     "checked_change",
+    "checked_id",
+    "checked_plan",
     "checked_reason",
     "checked_time",
+    "dead_filter",
     "enqueue_options",
     "new_task_id",
+    "new_task_ids",
+    "replay_rule",
 ]

@@ -18,6 +18,7 @@ from windlass.client.asking import (
     distinct_options,
     new_tasks,
 )
+from windlass.client.dead import DeadClient
 from windlass.client.gathering import Gatherer
 from windlass.client.results import ResultWaiter
 from windlass.codec import check_plain
@@ -44,7 +45,15 @@ from windlass.model.task import (
 )
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
-from windlass.store.port import EnqueueStore, Guest, NewTasks, OperateStore, ReadStore, TaskColumns
+from windlass.store.port import (
+    DeadStore,
+    EnqueueStore,
+    Guest,
+    NewTasks,
+    OperateStore,
+    ReadStore,
+    TaskColumns,
+)
 from windlass.telemetry import tell
 
 T = TypeVar("T")
@@ -57,7 +66,7 @@ REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
 REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
 
-class ClientStore(EnqueueStore, OperateStore, ReadStore, Protocol):
+class ClientStore(EnqueueStore, OperateStore, ReadStore, DeadStore, Protocol):
     """The part of a store that applications use."""
 
 
@@ -77,6 +86,7 @@ class Client:
         self._max_payload_bytes = max_payload_bytes
         self._waiter = ResultWaiter(store)
         self._gatherer = Gatherer(self._write)
+        self.dead = DeadClient(store=store, registry=registry, max_payload_bytes=max_payload_bytes)
 
     def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
         """Return the connection that all calls bring, if they do; it has to fit the caller."""
