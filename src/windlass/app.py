@@ -16,12 +16,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Never, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from windlass.client import (
     Call,
     Client,
+    DeadFilters,
     DeadLetters,
     Handle,
     Options,
@@ -30,11 +32,15 @@ from windlass.client import (
     checked_calls,
     enqueue_options,
     new_task_id,
+    new_task_ids,
+    replay_rule,
 )
 from windlass.database import Database
 from windlass.failures.classifier import Classifier
-from windlass.maintenance.chores import chores
+from windlass.maintenance.archive import Archive
+from windlass.maintenance.chores import DeadCare, chores
 from windlass.maintenance.leader import Leader
+from windlass.model.dead import ReplayRule
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.examination import Finding
 from windlass.model.limits import shown
@@ -78,6 +84,7 @@ class App(TaskSet):
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
         self._on_dead: list[Callable[[TaskRecord], Any]] = []
+        self._replay_rules: list[ReplayRule] = []
 
     # Defining
 
@@ -132,6 +139,30 @@ class App(TaskSet):
         check_callback("hook for dead tasks", function, "task")
         self._on_dead.append(function)
         return function
+
+    def replay_dead(
+        self,
+        *,
+        error_class: str | None = None,
+        error: str | None = None,
+        type: str | None = None,  # noqa: A002 - as it is called everywhere
+        queue: str | None = None,
+        after: float | timedelta = 600.0,
+        times: int = 1,
+        within: float | timedelta = 86_400.0,
+    ) -> None:
+        """Let the leader replay such dead letters by itself, so long after their end.
+
+        `times` counts along the lineage: what is itself such a replay is not replayed again. Letters
+        that were due for longer than `within` are left alone.
+        """
+        filters: DeadFilters = {
+            "error_class": error_class,
+            "error": error,
+            "type": type,
+            "queue": queue,
+        }
+        self._replay_rules.append(replay_rule(filters, after=after, times=times, within=within))
 
     def _add(self, task: Task[..., Any]) -> Task[..., Any]:
         self.registry.add(task.definition)
@@ -313,7 +344,9 @@ class App(TaskSet):
             candidate=info.id,
             term=timedelta(seconds=settings.leader_term),
             clock=clock,
-            chores=chores(store, clock, sweep=settings.sweep, died=alarms.tell),
+            chores=chores(
+                store, clock, sweep=settings.sweep, died=alarms.tell, care=self._dead_care()
+            ),
         )
         options = WorkerOptions(
             info=info,
@@ -338,6 +371,15 @@ class App(TaskSet):
             alarms=alarms,
             options=options,
             monitor=monitor,
+        )
+
+    def _dead_care(self) -> DeadCare:
+        folder = self.settings.dead_archive
+        return DeadCare(
+            most=self.settings.dead_limit,
+            archive=Archive(Path(folder)) if folder else None,
+            rules=tuple(self._replay_rules),
+            new_ids=new_task_ids,
         )
 
     # Not built yet

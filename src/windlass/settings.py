@@ -32,6 +32,8 @@ class Settings:
     retention: float = 7 * 86400.0
     dead_retention: float = 30 * 86400.0
     idempotency_retention: float = 7 * 86400.0
+    dead_limit: int = 0
+    dead_archive: str = ""
 
     concurrency: int = 100
     lease: float = 30.0

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypedDict
 from uuid import UUID
 
-from windlass import App, Context, Handle, Retry, TaskSet, testing
+from windlass import App, Context, DeadLetter, Handle, Retry, TaskSet, testing
 
 app = App("memory:")
 mails = TaskSet()
@@ -61,8 +61,14 @@ async def use(handles: Sequence[Handle]) -> None:
     text: str = handle.id
     handle.change_sync(queue="mail", delay=timedelta(5))
     await handle.change(priority=30, at=datetime.now(UTC))
+    letters: list[DeadLetter] = await app.dead.list(queue="mail", error_class="transient", limit=5)
+    report = await app.dead.replay(letters[0].id, changes={"width": 2}, rate="10/s")
+    replayed: str | None = report.replayed[letters[0].id]
+    app.dead.replay_sync(type="mail", ended_from=datetime.now(UTC), canary=5, dry_run=True)
+    app.dead.discard_sync(letters[0].id)
+    app.replay_dead(error="gateway", after=timedelta(minutes=10))
     app.include(mails)
     async with testing.app_in_memory(app):
         testing.assert_enqueued(app, resize, image="a.png")
         await testing.drain(app)
-    print(many, width, text, handles)
+    print(many, width, text, handles, replayed)

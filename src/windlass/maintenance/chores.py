@@ -8,6 +8,9 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
+from windlass.maintenance.archive import Archive
+from windlass.maintenance.dead import DeadChoreStore, Removing, Replaying
+from windlass.model.dead import ReplayRule
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Due, Leadership, QueueRecord
 from windlass.store.clock_watch import ClockWatch
@@ -19,6 +22,8 @@ Died = Callable[[Sequence[UUID]], None]  # told of tasks that are dead
 RESCUE_BATCH = 100  # claims
 COUNT_EVERY = 15.0  # seconds
 TIDY_EVERY = 300.0  # seconds, also if nothing seems to want it
+REPLAY_EVERY = 10.0  # seconds
+REMOVE_EVERY = 60.0  # seconds
 
 
 @dataclass(slots=True)
@@ -55,8 +60,21 @@ class QueueStore(Protocol):
         """Return all queues with live tasks or a pause."""
 
 
-class LeaderStore(ChoreStore, QueueStore, Protocol):
+class LeaderStore(ChoreStore, QueueStore, DeadChoreStore, Protocol):
     """What the leader asks of the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadCare:
+    """What is to be done with dead letters."""
+
+    most: int = 0  # for each queue; 0: any number
+    archive: Archive | None = None  # of those that are removed; None: they are dropped
+    rules: Sequence[ReplayRule] = ()
+    new_ids: Callable[[int], list[UUID]] = lambda _: []  # of the tasks that rules make
+
+
+NO_CARE = DeadCare()
 
 
 class Lookout:
@@ -161,19 +179,22 @@ def chores(
     *,
     sweep: float,
     died: Died = lambda _: None,
+    care: DeadCare = NO_CARE,
 ) -> list[Chore]:
     """The chores of a store; `sweep` is how often lost claims are looked for, in seconds.
 
     `died` is told of tasks that are dead because their worker was lost.
     """
     lookout = Lookout(store, clock, every=sweep)
+    replaying = Replaying(store, care.rules, care.new_ids)
+    removing = Removing(store, most=care.most, archive=care.archive)
 
     async def prepare(leadership: Leadership) -> bool:
         await store.prepare_history(leadership=leadership)
         return False
 
     async def retain(leadership: Leadership) -> bool:
-        retained = await store.retain(leadership=leadership)
+        retained = await store.retain(leadership=leadership, keep_dead=care.archive is not None)
         dropped = bool(retained.partitions or retained.dead)
         if dropped or retained.waiting:
             emit(
@@ -192,5 +213,11 @@ def chores(
         Chore("tidy", 2 * sweep, _Tidying(store, lookout), at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
+        Chore(
+            "replay-dead", min(REPLAY_EVERY, 2 * sweep), replaying, at_most=1 / 20, is_duty=False
+        ),
+        Chore(
+            "remove-dead", min(REMOVE_EVERY, 12 * sweep), removing, at_most=1 / 20, is_duty=False
+        ),
         Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20, is_duty=False),
     ]
