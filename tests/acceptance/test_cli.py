@@ -293,7 +293,7 @@ def test_queues_are_listed_paused_and_resumed(windlass: Run) -> None:
         (["tasks", "change", "01890000-0000-7000-8000-000000000000"], 2, "nothing to change"),
         (["tasks", "explain", "x"], 2, "not built yet"),
         (["workers", "drain", "x"], 2, "not built yet"),
-        (["dead", "list"], 2, "not built yet"),
+        (["schedules", "list"], 2, "not built yet"),
         (["bogus"], 2, "bogus"),
     ],
 )

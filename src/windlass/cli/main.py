@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import click
 
+from windlass.cli.dead import dead
 from windlass.cli.doctor import doctor
 from windlass.cli.errors import errors
 from windlass.cli.printing import legible
@@ -39,7 +40,6 @@ class Commands(click.Group):
 NOT_BUILT = frozenset(
     {
         "server",
-        "dead",
         "schedules",
         "workflows",
         "keys",
@@ -71,5 +71,5 @@ def main(ctx: click.Context, verbose: bool) -> None:
     )
 
 
-for command in (up, worker, migrate, enqueue, tasks, queues, workers, types, errors, doctor):
+for command in (up, worker, migrate, enqueue, tasks, dead, queues, workers, types, errors, doctor):
     main.add_command(command)
