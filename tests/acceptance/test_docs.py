@@ -16,6 +16,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from windlass import App, ConfigurationError, Context, telemetry
 from windlass.cli import main as cli
 from windlass.cli.main import NOT_BUILT as COMMANDS_NOT_BUILT
 from windlass.client import NOT_BUILT as OPTIONS_NOT_BUILT
-from windlass.model.task import NewTask
+from windlass.model.task import ClaimRequest, NewTask, Outcome, Settlement
 from windlass.runtime.metrics import Metrics
 from windlass.settings import NOT_SETTINGS, Settings
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
@@ -118,7 +119,10 @@ def test_every_command_succeeds(page: Path, database_url: str, tmp_path: Path) -
     shutil.copy(ROOT / "examples" / "shop.py", tmp_path)
     first_task = next(blocks(ROOT / "README.md", "python"))
     (tmp_path / "first.py").write_text(first_task.text)
-    asyncio.run(add_tasks(database_url, TASK_ID.findall(str(shown))))
+    letters = [words for words in shown if words[0] == "dead"]
+    asyncio.run(add_letters(database_url, TASK_ID.findall(str(letters))))
+    others = [words for words in shown if words[0] != "dead"]
+    asyncio.run(add_tasks(database_url, TASK_ID.findall(str(others))))
 
     for words in shown:
         if words[0] in ("worker", "up"):
@@ -146,6 +150,27 @@ async def add_tasks(database_url: str, task_ids: list[str]) -> None:
             for task_id in dict.fromkeys(task_ids)
         ]
     )
+    await store.close()
+
+
+async def add_letters(database_url: str, task_ids: list[str]) -> None:
+    """Let the tasks fail for good whose ids commands on dead letters mention."""
+    store = PostgresStore(PostgresOptions(url=database_url))
+    await store.open()
+    wanted = list(dict.fromkeys(task_ids))
+    await store.enqueue(
+        [NewTask(UUID(task_id), "make_thumbnails", '{"picture": 1}') for task_id in wanted]
+    )
+    minute = timedelta(minutes=1)
+    asked = ClaimRequest(UUID(int=1), ("make_thumbnails",), 100, minute, minute)
+    if (claim := (await store.claim(asked)).claim) is not None:
+        error = '{"type": "ValueError", "message": "no such picture"}'
+        await store.settle(
+            [
+                Settlement(claim.token, task.id, task.generation, Outcome.DEAD, error=error)
+                for task in claim.tasks
+            ]
+        )
     await store.close()
 
 
