@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from uuid import UUID
@@ -366,3 +367,40 @@ async def test_a_reader_forgets_a_lane_that_rests(store: PostgresStore, sessions
 
     assert await granted(store) == []
     assert store._cursors[False].begin() == ({}, [])
+
+
+async def test_who_claims_other_types_apart_leaves_the_bounds_of_the_others_as_they_are(
+    store: PostgresStore,
+) -> None:
+    await add(store, 2)
+    await add(store, 2, type="shrink")
+    apart = replace(request(of="shrink"), apart=True)
+    await claim(store)
+    await store.claim(apart)
+    before = dict(store._cursors[False].bounds)
+
+    assert (await store.claim(apart)).claim is None
+
+    assert store._cursors[False].bounds == before
+    assert set(store._cursors_apart[False].bounds).isdisjoint(before)
+
+
+async def test_what_a_claim_apart_has_skipped_is_found_behind_its_bounds(
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "LOOK_BEHIND_EVERY", 0.01)
+    monkeypatch.setattr(claiming, "LOOK_AGAIN_AFTER", 0.01)
+    (held,) = await add(store)
+    apart = replace(request(), apart=True)
+    holder = await sessions.begin()
+    await holder.connection.execute("SELECT FROM windlass.ready FOR UPDATE")
+    assert (await store.claim(apart)).claim is None
+    await add(store)
+    assert (await store.claim(apart)).claim is not None  # so that the bound passes what is held
+    await holder.rollback()
+
+    async with asyncio.timeout(10):
+        while (found := (await store.claim(apart)).claim) is None:
+            await asyncio.sleep(0.01)
+
+    assert [task.id for task in found.tasks] == [held]

@@ -133,6 +133,7 @@ class ClaimRequest:
     # What alone is to be looked at, as a wake-up named it.
     lane: int | None = None
     task_id: UUID | None = None
+    apart: bool = False  # the worker claims these types by themselves, beside its others
 
 
 class ClaimAnswer(NamedTuple):

@@ -56,6 +56,45 @@ class Room(Protocol):
         """Run a claim that is held, unless it was lost meanwhile."""
 
 
+class Beside:
+    """The fetchers of one worker: the first, and one of types for which it has room of another kind.
+
+    One claims at a time, so that nothing begins beside a suspect. The first alone says whether the worker is
+    idle: it is the one that may be busy with very many tasks, and then enqueues should not notify.
+    """
+
+    def __init__(self) -> None:
+        self.turns = asyncio.Lock()
+        self.fetchers: list[Fetcher] = []
+
+    def wake(self, lane: int | None = None, task_id: UUID | None = None) -> None:
+        """Look for work now instead of at the next poll; of which kind it is nobody says."""
+        for fetcher in self.fetchers:
+            fetcher.wake(lane, task_id)
+
+    async def run(self, stop: Stop) -> None:
+        """Claim until asked to stop."""
+        if len(self.fetchers) == 1:
+            await self.fetchers[0].run(stop)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for fetcher in self.fetchers:
+                    group.create_task(fetcher.run(stop))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # as if there were one
+
+    def registers(self, fetcher: "Fetcher") -> bool:
+        """Whether this one says that the worker is idle."""
+        return fetcher is self.fetchers[0]
+
+    def wake_others(self, fetcher: "Fetcher") -> None:
+        """Let those that sleep look again, once the first has said that enqueues should notify."""
+        if self.registers(fetcher):
+            for other in self.fetchers[1:]:
+                other.wake()
+
+
 class Fetcher:
     """Claims tasks as slots come free; sleeps when there are none, and is woken or polls."""
 
@@ -68,6 +107,7 @@ class Fetcher:
         poll: timedelta,
         is_leader: Callable[[], bool],
         went_idle: Callable[[], None],
+        beside: "Beside | None" = None,
     ) -> None:
         self._store = store
         self._room = room
@@ -76,6 +116,8 @@ class Fetcher:
         self._poll = poll.total_seconds()
         self._is_leader = is_leader
         self._went_idle = went_idle
+        self._beside = beside or Beside()
+        self._beside.fetchers.append(self)
         self._wakened = asyncio.Event()
         self._woken_for: set[int | None] = set()  # lanes; None: perhaps any
         self._woken_by: UUID | None = None  # the task that it was woken for, if by one alone
@@ -141,6 +183,29 @@ class Fetcher:
             await asyncio.sleep(GATHER)
 
     async def _turn(self, stop: Stop) -> None:
+        async with self._beside.turns:
+            lane, found, size = await self._look(stop)
+        if await self.promote_due() or found == size:
+            await self._set_idle(False)
+            self._pause = SHORTEST_POLL
+            return
+        if not self._idle:
+            # Registered first and looked again: an enqueue that checked before cannot be missed.
+            await self._set_idle(True)
+            return
+        if not found:
+            self._went_idle()
+        if lane is None:
+            # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no
+            # polls.
+            is_missed = found and not self._is_woken
+            self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
+            jitter = random.uniform(0.95, 1.0)  # noqa: S311
+            self._look_by = time.monotonic() + self._pause * jitter
+        await self._sleep(stop)
+
+    async def _look(self, stop: Stop) -> tuple[int | None, int, int]:
+        """Claim, once; return in which lane alone, how many were found, and how many asked for."""
         size = max(1, min(self._room.wanted(), self._room.at_once(), LARGEST_CLAIM))
         await self.promote_due()
         self._turned_at = time.monotonic()
@@ -160,24 +225,7 @@ class Fetcher:
             self._due_at = time.monotonic() + answer.due_in
         elif lane is None:
             self._due_at = None
-        if await self.promote_due() or found == size:
-            await self._set_idle(False)
-            self._pause = SHORTEST_POLL
-            return
-        if not self._idle:
-            # Registered first and looked again: an enqueue that checked before cannot be missed.
-            await self._set_idle(True)
-            return
-        if not found:
-            self._went_idle()
-        if lane is None:
-            # What a poll finds no wake-up has told of, so there may be more of that kind. Wake-ups need no
-            # polls.
-            is_missed = found and not self._is_woken
-            self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
-            jitter = random.uniform(0.95, 1.0)  # noqa: S311
-            self._look_by = time.monotonic() + self._pause * jitter
-        await self._sleep(stop)
+        return lane, found, size
 
     async def _sleep(self, stop: Stop) -> None:
         until = self._look_by
@@ -218,6 +266,7 @@ class Fetcher:
             alone,
             lane,
             task_id,
+            request.apart,
         )
         async with answered_within(self._patience):
             answer = await self._store.claim(asked)
@@ -270,6 +319,9 @@ class Fetcher:
 
     async def _set_idle(self, idle: bool) -> None:
         if idle != self._idle:
-            async with answered_within(self._patience):
-                await self._store.set_idle(self.worker_id, idle)
+            if self._beside.registers(self):
+                async with answered_within(self._patience):
+                    await self._store.set_idle(self.worker_id, idle)
             self._idle = idle
+            if idle:
+                self._beside.wake_others(self)

@@ -80,6 +80,7 @@ class Slots:
         self._draining = False
         self.unsettled = 0
         self._calls_back = frozenset(one.name for one in registry if one.defaults.calls_back)
+        self.beside: Slots | None = None  # those of the same worker for handlers of another kind
         self._carriers = Carriers(executor, self)
 
     # For the fetcher
@@ -123,9 +124,10 @@ class Slots:
             await self._change()
 
     async def emptied(self) -> None:
-        """Wait until none is held."""
-        while self.busy():
-            await self._change()
+        """Wait until the worker holds none."""
+        for slots in (self, self.beside or self):
+            while slots.busy():
+                await slots._change()  # noqa: SLF001 - of our own kind
 
     def hold(self, claim: Claim, asked_at: float) -> None:
         """Keep the lease of a claim."""
@@ -239,6 +241,10 @@ class Slots:
             started_after=job.started_after,
             reported=job.reported,
         )
+
+    def took(self, claim: Claim) -> bool:
+        """Whether it holds something of a claim."""
+        return claim.token in self._outstanding
 
     def settled(self, claims: Counter[Claim]) -> None:
         """Let go of what was written: so many tasks of each claim."""

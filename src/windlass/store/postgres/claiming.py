@@ -25,11 +25,14 @@ class ClaimVerbs(PostgresParts):
 
     def __init__(self, options: PostgresOptions) -> None:
         super().__init__(options)
-        self._cursors = {False: LaneCursors(), True: LaneCursors()}  # by ClaimRequest.alone
+        self._cursors = _new_cursors()
+        self._cursors_apart = _new_cursors()
         self._looking_behind: asyncio.Task[None] | None = None
 
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        cursors = self._cursors[request.alone]
+        # Who reads other lanes has other bounds, and would drop those that are not among its own.
+        all_cursors = self._cursors_apart if request.apart else self._cursors
+        cursors = all_cursors[request.alone]
         bounds, late = cursors.begin()
         # The driver's is made and hashed by C, and a token is a key in many places.
         token: UUID = DriverUUID(os.urandom(16))
@@ -47,7 +50,7 @@ class ClaimVerbs(PostgresParts):
                 rows = await self._claim_lane(request, token, lane, bounds.get(lane))
         except BaseException:
             # Whether it was carried out is not known: read every lane from its beginning.
-            self._cursors[request.alone] = LaneCursors()
+            all_cursors[request.alone] = LaneCursors()
             raise
         batches = [row for row in rows if row["ids"]]
         report = rows[-1]
@@ -159,7 +162,7 @@ class ClaimVerbs(PostgresParts):
             began = time.monotonic()
             again = False
             try:
-                for cursors in self._cursors.values():
+                for cursors in (*self._cursors.values(), *self._cursors_apart.values()):
                     again |= await self._look_behind_once(cursors)
             except StoreUnavailable:
                 return  # the next claim starts it anew
@@ -196,6 +199,11 @@ def _not_begun(batches: Sequence[asyncpg.Record], among: Collection[UUID]) -> li
         pair for batch in batches for pair in zip(batch["ids"], batch["attempts"], strict=True)
     ]
     return [task_id for task_id, attempts in granted if task_id in among and not attempts]
+
+
+def _new_cursors() -> dict[bool, LaneCursors]:
+    """Those of one reader, by ClaimRequest.alone."""
+    return {False: LaneCursors(), True: LaneCursors()}
 
 
 def _tasks(batch: Sequence[Any], reasons: Mapping[UUID, str]) -> Iterator[ClaimedTask]:
