@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -50,6 +51,7 @@ from windlass.registry import Middleware, Registry, check_callback, checked_flag
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
+from windlass.runtime.processes.options import ProcessOptions, Wear, usable_cores
 from windlass.runtime.worker import Worker, WorkerOptions
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
@@ -324,12 +326,13 @@ class App(TaskSet):
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
         if queues is not None:
             queues = _checked_queues(queues)
+        processes = self._process_options(settings)
         info = WorkerInfo(
             id=new_task_id(),
             host=socket.gethostname(),
             pid=os.getpid(),
             version=version("windlass"),
-            capacity=settings.concurrency,
+            capacity=self._capacity(settings.concurrency, processes.size),
             types=self.registry.names(),
             queues=queues,
             defaults=tuple(one.defaults for one in self.registry),
@@ -360,6 +363,7 @@ class App(TaskSet):
             buffer_bytes=settings.buffer_bytes,
             buffer_seconds=settings.buffer_seconds,
             max_result_bytes=settings.max_result_bytes,
+            processes=processes,
             on_startup=self._on_startup,
             on_shutdown=self._on_shutdown,
         )
@@ -381,6 +385,28 @@ class App(TaskSet):
             rules=tuple(self._replay_rules),
             new_ids=new_task_ids,
         )
+
+    def _process_options(self, settings: Settings) -> ProcessOptions:
+        kinds = {one.run for one in self.registry}
+        if "process" not in kinds:
+            return ProcessOptions()
+        return ProcessOptions(
+            size=min(settings.processes or usable_cores(), settings.concurrency),
+            wear=Wear(
+                tasks=settings.process_tasks,
+                age=settings.process_age,
+                memory=settings.process_memory,
+            ),
+            application=_name_of(self),
+            url=self.url,
+        )
+
+    def _capacity(self, concurrency: int, processes: int) -> int:
+        """How many tasks may run at once: those in processes have slots of their own."""
+        kinds = {one.run for one in self.registry}
+        if "process" not in kinds:
+            return concurrency
+        return processes if kinds == {"process"} else concurrency + processes
 
     # Not built yet
 
@@ -508,6 +534,15 @@ def _type_names(given: Any) -> list[Any]:
     return [
         f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in several
     ]
+
+
+def _name_of(app: App) -> str:
+    """Where an application is, as `module:name`; empty if no module has it."""
+    for module, loaded in list(sys.modules.items()):
+        for name, value in list(getattr(loaded, "__dict__", {}).items()):
+            if value is app:
+                return f"{module}:{name}"
+    return ""
 
 
 def _checked_set(given: Any) -> TaskSet:

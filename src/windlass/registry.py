@@ -15,7 +15,7 @@ from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 from windlass.model.task import Callback, TypeDefaults
 from windlass.policy.retry import Retry
 
-RunKind = Literal["async", "thread"]
+RunKind = Literal["async", "thread", "process"]
 Middleware = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 PRIORITIES = {"low": 0, "normal": 10, "high": 20, "critical": 30}
@@ -203,13 +203,13 @@ def _checked_run(name: str, run: str | None, is_coroutine: bool) -> RunKind:
         case "thread" if not is_coroutine:
             return "thread"
         case "process":
-            raise ConfigurationError(f"task '{name}': run='process' is not built yet")
+            return "process"  # of either kind
         case "async" | "thread":
             kind = "a coroutine function" if is_coroutine else "a plain function"
             raise ConfigurationError(f"task '{name}': run='{run}' does not fit {kind}")
         case _:
             raise ConfigurationError(
-                f"task '{name}': run={shown(run)} is not known; use async or thread"
+                f"task '{name}': run={shown(run)} is not known; use async, thread or process"
             )
 
 

@@ -46,6 +46,10 @@ class Settings:
     buffer: int = 1500
     buffer_bytes: int = 16 * 1024 * 1024
     buffer_seconds: float = 1.0
+    processes: int = 0
+    process_tasks: int = 1000
+    process_age: float = 3600.0
+    process_memory: int = 0
 
     error_rules: str = ""
 
@@ -165,5 +169,8 @@ _MOST = {
     "buffer": 100_000,
     "buffer_bytes": 2**40,
     "buffer_seconds": _MONTH,
+    "processes": 1_000,
+    "process_age": _MONTH,
+    "process_memory": 2**50,
     "health_port": 65535,
 }

@@ -43,6 +43,8 @@ LEVELS = {
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
     "handler.failed_late": logging.WARNING,
+    "process.died": logging.WARNING,
+    "process.failed": logging.WARNING,
     "service.failed": logging.ERROR,
     "chore.failed": logging.ERROR,
 }

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -278,16 +279,14 @@ def test_a_unit_and_an_image_start_a_worker_that_is_there() -> None:
 
 def test_every_metric_is_explained() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text()
-    shown = {family.name for family in Metrics(lambda: (0, 0), lambda: True).collect()}
+    processes = SimpleNamespace(filled=(0, 0), restarts=Counter())
+    shown = {family.name for family in Metrics(lambda: (0, 0), lambda: True, processes).collect()}
 
     explained = set(re.findall(r"`(windlass_\w+?)(?:_total)?`", page))
     assert explained == shown
 
 
 async def noop() -> None: ...
-
-
-def plain() -> None: ...
 
 
 def context() -> Context:
@@ -298,7 +297,6 @@ def context() -> Context:
 
 
 NOT_BUILT: dict[str, Callable[[App], Any]] = {
-    'run="process"': lambda app: app.task(run="process")(plain),
     "limit=": lambda app: app.task(limit=3),
     "ctx.progress()": lambda _: context().progress(1, 2),
     "handle.explain()": lambda app: asyncio.run(app.handle(UUID(int=7)).explain()),

@@ -213,7 +213,6 @@ async def test_a_payload_by_name_must_be_an_object_that_json_carries(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"run": "process"}, "process"),
         ({"run": "thread"}, "coroutine"),
         ({"run": "fiber"}, "fiber"),
         ({"timeout": 0}, "timeout"),

@@ -45,21 +45,22 @@ def describe(
     error: BaseException | None = None,
 ) -> str:
     """Return the JSON object that is kept of an error, cut to a bearable size."""
-    kept = {"type": _clean(kind, LONGEST_TYPE), "message": _clean(message, LONGEST_MESSAGE)}
+    kept = {"type": clean(kind, LONGEST_TYPE), "message": clean(message, LONGEST_MESSAGE)}
     if error_class is not None:
         kept["class"] = str(error_class)
     if error is not None and type(error).__module__ != "builtins":
-        kept["module"] = _clean(type(error).__module__, LONGEST_TYPE)
+        kept["module"] = clean(type(error).__module__, LONGEST_TYPE)
     if error is not None and error.__traceback__ is not None:
         try:
             lines = traceback.format_exception(error)
         except BaseException:  # noqa: BLE001 - what belongs to an error may itself raise
             lines = traceback.format_tb(error.__traceback__)
-        kept["traceback"] = _clean("".join(lines), LONGEST_TRACEBACK)
+        kept["traceback"] = clean("".join(lines), LONGEST_TRACEBACK)
     return msgspec.json.encode(kept).decode()
 
 
-def _clean(text: str, longest: int) -> str:
+def clean(text: str, longest: int) -> str:
+    """Return a text that any store and any message can hold, cut to a bearable length."""
     # PostgreSQL holds neither the NUL character nor half of a surrogate pair.
     text = text.replace("\x00", "\\x00").encode("utf-8", "replace").decode()
     if len(text) <= longest:

@@ -14,15 +14,17 @@ from typing import Any
 from uuid import UUID
 
 from windlass.context import Context, current_job
-from windlass.encoding import encode_json
-from windlass.failures.describe import describe, describe_exception, failed, failed_by, text_of
+from windlass.encoding import decode_json, encode_json
+from windlass.failures.describe import describe, describe_exception, failed, failed_by
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
-from windlass.model.errors import ConfigurationError, Fail, RetryAfter, Snooze
+from windlass.model.errors import Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
 from windlass.policy.budget import Account, Budget
-from windlass.registry import Registry, TaskDefinition, checked_seconds
+from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.completing import Completing
 from windlass.runtime.job import Halt, Job
+from windlass.runtime.processes.apart import Apart, Elsewhere
+from windlass.runtime.steering import as_predicate_says, steered
 from windlass.runtime.threads import Threads
 from windlass.telemetry import emit
 
@@ -40,6 +42,7 @@ class Executor:
         worker_id: UUID,
         max_result_bytes: int,
         completing: Callable[[Job, Callable[[Any], str | None]], Completing],
+        apart: Apart | None = None,  # for handlers that run in processes
     ) -> None:
         self._registry = registry
         self._threads = threads
@@ -47,6 +50,7 @@ class Executor:
         self._max_result_bytes = max_result_bytes
         self._completing = completing
         self._accounts: dict[str, Account] = {}  # by type, of those that have a budget
+        self._apart = apart
         self.state: Any = None  # what the start-up hook returned
 
     async def run(self, job: Job) -> AttemptOutcome | None:
@@ -62,6 +66,8 @@ class Executor:
         if definition.retry.budget is not None and (wait := self._wait(job, definition, now)):
             return Snoozed(wait)
         job.started_at = now
+        if definition.run == "process":
+            return await self._run_apart(job, definition)
         try:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
@@ -94,6 +100,43 @@ class Executor:
         wait = account.wait(random.random())  # noqa: S311 - jitter
         emit("retry.put_off", task_id=job.task.id, type=job.task.type, seconds=round(wait, 1))
         return wait
+
+    async def _run_apart(self, job: Job, definition: TaskDefinition) -> AttemptOutcome | None:
+        """Run a handler in a process, where its arguments are decoded and its result is encoded."""
+        current_job.set((self._registry, job))  # for middleware; the handler is told there
+        limit = asyncio.timeout(None)
+        call: Callable[[], Awaitable[Any]] = partial(self._in_process, job, definition, limit)
+        middleware = self._registry.middleware
+        if middleware:
+            job.context = self._context(job, definition)
+            call = partial(_decoded, call)
+            for each in reversed(middleware):
+                call = partial(each, job.context, call)
+        outcome: AttemptOutcome | None
+        try:
+            value = await _within(definition.timeout, call(), limit)
+        except _Overran as error:
+            # Without a traceback: our frames say nothing of it.
+            outcome = failed("TimeoutError", str(error), ErrorClass.TRANSIENT)
+        except BaseException as error:  # noqa: BLE001 - as above
+            outcome = self._raised(job, definition, error)
+        else:
+            outcome = self._returned(definition, value) if middleware else Succeeded(value)
+        if job.completing is not None:
+            outcome = job.completing.judge(outcome)
+        return None if job.is_lost() else outcome
+
+    async def _in_process(
+        self, job: Job, definition: TaskDefinition, limit: asyncio.Timeout
+    ) -> str | None:
+        def begun() -> None:
+            job.started_at = time.monotonic()  # until here it waited for a process
+            if definition.timeout is not None:
+                job.give_way_at = job.started_at + definition.timeout
+                limit.reschedule(asyncio.get_running_loop().time() + definition.timeout)
+
+        assert self._apart is not None  # noqa: S101 - a worker of such types has processes
+        return await self._apart.run(job, definition, begun)
 
     def _call(
         self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]
@@ -182,11 +225,10 @@ class Executor:
         match error:
             case asyncio.CancelledError() if job.halt is not None:
                 return self._halted(job)
-            case Snooze() | RetryAfter():
-                return _put_off(error)
-            case Fail():
-                reason = getattr(error, "reason", "no reason was given")
-                return failed("Fail", text_of(reason), ErrorClass.PERMANENT_INPUT)
+            case Snooze() | RetryAfter() | Fail():
+                return steered(error)
+            case Elsewhere():
+                return error.outcome
             case _Overran():
                 return failed("TimeoutError", str(error), ErrorClass.TRANSIENT, error)
             case _:
@@ -200,7 +242,7 @@ class Executor:
             describe_exception(error, error_class),
             error_class,
             asked_after=facts.retry_after,
-            may_retry=_as_predicate_says(definition, error),
+            may_retry=as_predicate_says(definition, error),
         )
 
 
@@ -211,18 +253,26 @@ class _Overran(Exception):  # noqa: N818 - says what happened
         super().__init__(f"took longer than {seconds:g} s")
 
 
-async def _within(seconds: float, call: Awaitable[Any]) -> Any:
-    limit = asyncio.timeout(seconds)
+async def _within(
+    seconds: float | None, call: Awaitable[Any], limit: asyncio.Timeout | None = None
+) -> Any:
+    """Await a call for so long; from when `limit` says so, if it is given."""
+    limit = limit or asyncio.timeout(seconds)
     try:
         async with limit:
             value = await call
     except TimeoutError as error:
         if limit.expired():
-            raise _Overran(seconds) from error
+            raise _Overran(seconds or 0) from error
         raise
     if limit.expired():  # it caught its cancellation and returned all the same
-        raise _Overran(seconds)
+        raise _Overran(seconds or 0)
     return value
+
+
+async def _decoded(call: Callable[[], Awaitable[str | None]]) -> Any:
+    result = await call()
+    return None if result is None else decode_json(result)
 
 
 def _where_is(thread: int) -> str:
@@ -230,28 +280,3 @@ def _where_is(thread: int) -> str:
     if frame is None:
         return "its thread had not begun"
     return "its thread was here:\n" + "".join(traceback.format_stack(frame, limit=20))
-
-
-def _put_off(error: Snooze | RetryAfter) -> AttemptOutcome:
-    kind = type(error).__name__
-    try:
-        seconds = checked_seconds(kind, getattr(error, "seconds", None))
-    except ConfigurationError as wrong:
-        return failed(kind, str(wrong), ErrorClass.CODE_BUG, error)
-    if isinstance(error, Snooze):
-        return Snoozed(seconds)
-    reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"
-    error_class = ErrorClass.RATE_LIMITED
-    return Failed(describe(kind, reason, error_class), error_class, retry_after=seconds)
-
-
-def _as_predicate_says(definition: TaskDefinition, error: BaseException) -> bool | None:
-    """Whether the task's own predicate wants another attempt; None if there is none, or it fails."""
-    when = definition.retry.when
-    if when is None:
-        return None
-    try:
-        return bool(when(error))
-    except Exception as wrong:  # noqa: BLE001 - it is the application's
-        emit("retry.undecided", type=definition.name, error=wrong)
-        return None

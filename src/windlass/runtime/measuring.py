@@ -1,5 +1,6 @@
 """Metrics if there is something to write them with: the official client is an extra."""
 
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -20,13 +21,29 @@ class Measures(Protocol):
         """Show everything."""
 
 
-def new_metrics(slots: Callable[[], tuple[int, int]], is_leader: Callable[[], bool]) -> Measures:
+class Counts(Protocol):
+    """What is to be known of the processes of a worker. Another thread may ask."""
+
+    @property
+    def filled(self) -> tuple[int, int]:
+        """How many processes run a handler, and how many there are."""
+
+    @property
+    def restarts(self) -> Counter[str]:
+        """How many were replaced, by the reason."""
+
+
+def new_metrics(
+    slots: Callable[[], tuple[int, int]],
+    is_leader: Callable[[], bool],
+    processes: Counts | None = None,
+) -> Measures:
     """Make metrics, or what says that none are made."""
     if find_spec("prometheus_client") is None:
         return _NotInstalled()
     from windlass.runtime.metrics import Metrics  # noqa: PLC0415 - needs the extra
 
-    return Metrics(slots, is_leader)
+    return Metrics(slots, is_leader, processes)
 
 
 class _NotInstalled:

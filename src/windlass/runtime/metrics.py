@@ -30,6 +30,7 @@ from windlass.model.task import (
     Outcome,
     QueueRecord,
 )
+from windlass.runtime.measuring import Counts
 from windlass.runtime.monitor import Page
 from windlass.store.port import TaskColumns
 from windlass.telemetry import counted
@@ -119,8 +120,14 @@ class Sizes:
 class Metrics(Collector):
     """What one process did. A watcher of the telemetry, and a collector of Prometheus."""
 
-    def __init__(self, slots: Callable[[], tuple[int, int]], is_leader: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        slots: Callable[[], tuple[int, int]],
+        is_leader: Callable[[], bool],
+        processes: Counts | None = None,
+    ) -> None:
         self._slots = slots
+        self._processes = processes
         self._is_leader = is_leader
         self._known: dict[Labels, Labels] = {}
         self._enqueued: Counter[Labels] = Counter()
@@ -230,6 +237,8 @@ class Metrics(Collector):
         running, size = self._slots()
         yield GaugeMetricFamily("windlass_slots", "Tasks that may run at once", value=size)
         yield GaugeMetricFamily("windlass_slots_busy", "Tasks that run", value=running)
+        if self._processes is not None:
+            yield from _of_processes(self._processes)
         depth = GaugeMetricFamily(
             "windlass_queue_tasks", "Live tasks, shown by the leader", labels=["queue", "status"]
         )
@@ -251,6 +260,15 @@ def _only(types: Sequence[str], queues: Sequence[str]) -> Labels | None:
     """The type and the queue, if there is one of each."""
     is_one = types.count(types[0]) == queues.count(queues[0]) == len(types)
     return (types[0], queues[0]) if is_one else None
+
+
+def _of_processes(processes: Counts) -> Iterator[Metric]:
+    busy, number = processes.filled
+    yield GaugeMetricFamily("windlass_processes", "Processes for handlers", value=number)
+    yield GaugeMetricFamily("windlass_processes_busy", "Those that run a handler", value=busy)
+    said = "Processes that were replaced"
+    restarts = Counter({(reason,): count for reason, count in list(processes.restarts.items())})
+    yield _counter("process_restarts", said, ["reason"], restarts)
 
 
 def _shown(done: Any, answer: Answer) -> str:

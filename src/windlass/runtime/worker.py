@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerInfo
-from windlass.registry import Registry
+from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
 from windlass.runtime.completing import Completing
 from windlass.runtime.executor import Executor
-from windlass.runtime.fetcher import Fetcher
+from windlass.runtime.fetcher import Beside, Fetcher
 from windlass.runtime.health import Health
 from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.runtime.hooks import call, call_all
@@ -25,6 +25,9 @@ from windlass.runtime.job import Job
 from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.measuring import new_metrics
 from windlass.runtime.monitor import Monitor
+from windlass.runtime.processes.apart import Apart
+from windlass.runtime.processes.finding import Program, place_of
+from windlass.runtime.processes.options import ProcessOptions
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
@@ -32,6 +35,9 @@ from windlass.service import Stop, answered_within, backoff, first_of, patience,
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Listening, Store
 from windlass.telemetry import counted, emit, unwatch, watch
+
+if TYPE_CHECKING:
+    from windlass.runtime.processes.pool import Pool
 
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
@@ -65,6 +71,7 @@ class WorkerOptions:
     buffer_bytes: int
     buffer_seconds: float
     max_result_bytes: int
+    processes: ProcessOptions
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
 
@@ -91,12 +98,15 @@ class Worker:
         self._options = options
         self._lease = timedelta(seconds=options.lease)
         self._threads = Threads()
+        types_apart = _types_apart(registry, options.info.types)
+        self._processes = self._new_processes(types_apart) if types_apart else None
         self._executor = Executor(
             registry=registry,
             threads=self._threads,
             worker_id=options.info.id,
             max_result_bytes=options.max_result_bytes,
             completing=self._completing,
+            apart=self._new_apart(types_apart),
         )
         self._leases = Leases(self._lease)
         self._alarms = alarms
@@ -106,37 +116,24 @@ class Worker:
             died=alarms.tell,
             patience=patience(self._lease),
         )
-        self._slots = Slots(
-            executor=self._executor,
-            registry=registry,
-            leases=self._leases,
-            report=self._report,
-            write=self._committer.add,
-            concurrency=options.concurrency,
-            buffer=options.buffer,
-            buffer_bytes=options.buffer_bytes,
-            buffer_seconds=options.buffer_seconds,
-        )
         self._idle_seen = asyncio.Event()
-        self._fetcher = Fetcher(
-            store=store,
-            room=self._slots,
-            request=ClaimRequest(
-                options.info.id,
-                options.info.types,
-                1,
-                self._lease,
-                timedelta(seconds=options.ageing),
-                options.info.queues,
-            ),
-            poll=timedelta(seconds=options.poll),
-            is_leader=lambda: companion.is_leader,
-            went_idle=self._idle_seen.set,
-        )
+        # What runs in processes has room of its own: as many as there are processes. It does not take the
+        # slots of others, nor do they wait behind it. With one kind of handlers there is but one room.
+        other_types = tuple(one for one in options.info.types if one not in types_apart)
+        self._fetchers = Beside()
+        self._all_slots: list[Slots] = []
+        if other_types or not types_apart:
+            self._add_room(other_types, concurrency=options.concurrency, buffer=options.buffer)
+        if types_apart:
+            number = options.processes.size
+            self._add_room(types_apart, concurrency=number, buffer=min(number, options.buffer))
+        self._slots, self._fetcher = self._all_slots[0], self._fetchers.fetchers[0]
+        self._slots.beside = self._all_slots[-1]
+        self._all_slots[-1].beside = self._slots
         self._reporter = Reporter(
             store=store,
-            long_running=self._slots.long_running,
-            lost=self._slots.job_lost,
+            long_running=lambda: [job for slots in self._all_slots for job in slots.long_running()],
+            lost=self._job_lost,
             beside=self._fetcher.promote_while_busy,
             patience=patience(self._lease),
         )
@@ -147,10 +144,85 @@ class Worker:
         self._stopping = Stop()
         self._insisting = Stop()
 
+    def _new_processes(self, types: Sequence[str]) -> "Pool":
+        from windlass.runtime.processes.pool import Pool  # noqa: PLC0415 - others need no processes
+
+        options = self._options.processes
+        modules = dict.fromkeys(place_of(one).module for one in self._definitions(types))
+        program = Program(options.application, options.url, tuple(modules))
+        return Pool(size=options.size, program=program, wear=options.wear)
+
+    def _new_apart(self, types: Sequence[str]) -> Apart | None:
+        if self._processes is None:
+            return None
+        return Apart(
+            processes=self._processes,
+            places={one.name: place_of(one) for one in self._definitions(types)},
+            classifier=self._registry.classifier,
+            worker_id=str(self._options.info.id),
+            max_result_bytes=self._options.max_result_bytes,
+        )
+
+    def _definitions(self, types: Sequence[str]) -> list[TaskDefinition]:
+        return [one for one in self._registry if one.name in types]
+
+    def _add_room(self, types: tuple[str, ...], *, concurrency: int, buffer: int) -> None:
+        """Make slots for handlers of one kind, and what fills them."""
+        options = self._options
+        slots = Slots(
+            executor=self._executor,
+            registry=self._registry,
+            leases=self._leases,
+            report=self._report,
+            write=self._committer.add,
+            concurrency=concurrency,
+            buffer=buffer,
+            buffer_bytes=options.buffer_bytes,
+            buffer_seconds=options.buffer_seconds,
+        )
+        is_second = bool(self._all_slots)
+        self._all_slots.append(slots)
+        Fetcher(
+            store=self._store,
+            room=slots,
+            request=ClaimRequest(
+                options.info.id,
+                types,
+                1,
+                self._lease,
+                timedelta(seconds=options.ageing),
+                options.info.queues,
+                apart=is_second,
+            ),
+            poll=timedelta(seconds=options.poll),
+            is_leader=lambda: self._companion.is_leader,
+            went_idle=self._idle_seen.set,
+            beside=self._fetchers,
+        )
+
     # What was written comes back to the slots, and what begins leaves them, here
 
     def _settled(self, claims: Counter[Claim]) -> None:
-        self._slots.settled(claims)
+        if len(self._all_slots) == 1:
+            self._slots.settled(claims)
+            return
+        for slots in self._all_slots:
+            slots.settled(Counter({one: n for one, n in claims.items() if slots.took(one)}))
+
+    def _claims_lost(self, tokens: Sequence[UUID]) -> None:
+        for slots in self._all_slots:
+            slots.claims_lost(tokens)
+
+    def _job_lost(self, job: Job) -> None:
+        for slots in self._all_slots:
+            slots.job_lost(job)  # by that which has it
+
+    def _busy(self) -> int:
+        return sum(slots.busy() for slots in self._all_slots)
+
+    def _filled(self) -> tuple[int, int]:
+        both = [slots.filled for slots in self._all_slots]
+        return sum(running for running, _ in both), sum(size for _, size in both)
 
     def _completing(self, job: Job, encode: Callable[[Any], str | None]) -> Completing:
         definition = self._registry.find(job.task.type)
@@ -170,13 +242,14 @@ class Worker:
     @property
     def unsettled(self) -> int:
         """Tasks whose outcome is not written; once it has ended, they will run again."""
-        return self._slots.unsettled
+        return sum(slots.unsettled for slots in self._all_slots)
 
     def stop(self) -> None:
         """Ask to drain; asked again, insist: what still runs is given back at once."""
         if self._stopping:
             self._insisting.set()
-        self._slots.drain()  # at once: nothing is claimed or begun from here on
+        for slots in self._all_slots:
+            slots.drain()  # at once: nothing is claimed or begun from here on
         self._stopping.set()
 
     async def run(
@@ -208,12 +281,12 @@ class Worker:
             present={"worker": self._not_working, "event loop": self._stuck_loop},
             working={
                 "heart": self._idle_heart,
-                "claims": lambda: self._fetcher.trouble,
+                "claims": self._no_claims,
                 "wake-ups": lambda: "" if self._listening is None else self._listening.trouble,
             },
             store=self._store.check,
         )
-        metrics = new_metrics(lambda: self._slots.filled, lambda: self._companion.is_leader)
+        metrics = new_metrics(self._filled, lambda: self._companion.is_leader, self._processes)
         pages = {"/livez": health.livez, "/readyz": health.readyz, "/metrics": metrics.page}
         self._monitor.show(pages)
         watch(metrics)
@@ -221,6 +294,9 @@ class Worker:
             yield
         finally:
             unwatch(metrics)
+
+    def _no_claims(self) -> str:
+        return next(filter(None, (one.trouble for one in self._fetchers.fetchers)), "")
 
     def _not_working(self) -> str:
         return "stopping" if self._stopping else self._absence
@@ -255,7 +331,10 @@ class Worker:
         fetching = asyncio.create_task(self._fetch(stop_fetching), name="windlass-fetcher")
         services = [
             asyncio.create_task(self._reporter.run(stop_services), name="windlass-reporter"),
-            asyncio.create_task(self._slots.watch(stop_services), name="windlass-slots"),
+            *(
+                asyncio.create_task(slots.watch(stop_services), name="windlass-slots")
+                for slots in self._all_slots
+            ),
         ]
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         telling = asyncio.create_task(self._alarms.run(), name="windlass-alarms")
@@ -269,7 +348,7 @@ class Worker:
             self._absence = "stopping"  # as asked, or because something has failed
             _tell_failed(ended)
             await stop_task(waiting)
-            emit("worker.stopping", worker_id=self._options.info.id, tasks=self._slots.busy())
+            emit("worker.stopping", worker_id=self._options.info.id, tasks=self._busy())
             stop_fetching.set()
             await self._finish_or_release(fetching)
             self._committer.close()
@@ -313,6 +392,8 @@ class Worker:
 
     async def _start(self) -> None:
         info = self._options.info
+        if self._processes is not None:
+            await self._processes.start()
         await self._register()
         for hook in self._options.on_startup:
             state = await call(hook)
@@ -340,7 +421,7 @@ class Worker:
         loop = asyncio.get_running_loop()
 
         def lost(tokens: list[UUID]) -> None:
-            loop.call_soon_threadsafe(self._slots.claims_lost, tokens)
+            loop.call_soon_threadsafe(self._claims_lost, tokens)
 
         return Heartbeat(
             store=self._store,
@@ -350,7 +431,7 @@ class Worker:
             lease=self._lease,
             every=timedelta(seconds=self._options.heartbeat),
             is_idle=lambda: self._fetcher.idle,
-            running=lambda: self._slots.filled[0],
+            running=lambda: self._filled()[0],
             lost=lost,
             watch_loop=self._loop_watch.watch,
         )
@@ -360,12 +441,12 @@ class Worker:
 
         def wake(lane: int | None = None, task_id: UUID | None = None) -> None:
             if threading.get_ident() == thread:
-                self._fetcher.wake(lane, task_id)
+                self._fetchers.wake(lane, task_id)
             else:
-                loop.call_soon_threadsafe(self._fetcher.wake, lane, task_id)
+                loop.call_soon_threadsafe(self._fetchers.wake, lane, task_id)
 
         async with self._store.listen(wake) as self._listening:
-            await self._fetcher.run(stop)
+            await self._fetchers.run(stop)
 
     async def _until_stop(self, until_idle: bool) -> None:
         while not self._stopping:
@@ -374,7 +455,7 @@ class Worker:
                 return
             self._idle_seen.clear()
             await first_of(self._idle_seen.wait(), self._stopping.wait())
-            if not self._slots.busy() and not await self._has_work():
+            if not self._busy() and not await self._has_work():
                 return
 
     async def _has_work(self) -> bool:
@@ -388,20 +469,29 @@ class Worker:
 
     async def _finish_or_release(self, fetching: asyncio.Task[None]) -> None:
         """Give back what has not begun, wait for what has, and at the deadline give it back too."""
-        self._slots.drain()
+        every = self._all_slots
+        for slots in every:
+            slots.drain()
         deadline = asyncio.get_running_loop().time() + self._options.shutdown_timeout
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await first_of(asyncio.wait([fetching]), self._insisting.wait())
-        self._slots.release_waiting()
+        for slots in every:
+            slots.release_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
-                await first_of(self._slots.until_nothing_runs(), self._insisting.wait())
-        self._slots.interrupt()
+                await first_of(self._until_nothing_runs(), self._insisting.wait())
+        for slots in every:
+            slots.interrupt()
         with suppress(TimeoutError):
             async with asyncio.timeout(INTERRUPT_WITHIN):
-                await self._slots.until_nothing_runs()
-        self._slots.release_running()
+                await self._until_nothing_runs()
+        for slots in every:
+            slots.release_running()
+
+    async def _until_nothing_runs(self) -> None:
+        for slots in self._all_slots:  # nothing begins any more, so one after the other
+            await slots.until_nothing_runs()
 
     async def _flush(self, committing: asyncio.Task[None]) -> None:
         done, _ = await asyncio.wait([committing], timeout=FLUSH_WITHIN)
@@ -412,6 +502,8 @@ class Worker:
             emit("settlement.abandoned", tasks=self.unsettled)
 
     async def _leave(self) -> None:
+        if self._processes is not None:
+            await self._processes.stop()
         if not self.unsettled:  # or it is listed until its claims were taken back
             await self._deregister()
         try:
@@ -430,6 +522,11 @@ class Worker:
                 await self._store.deregister(self._options.info.id)
         except (StoreUnavailable, TimeoutError) as error:
             emit("store.unavailable", doing="deregister", error=error)
+
+
+def _types_apart(registry: Registry, types: Sequence[str]) -> tuple[str, ...]:
+    """The types whose handlers run in processes."""
+    return tuple(one.name for one in registry if one.run == "process" and one.name in types)
 
 
 def _tell_failed(ended: set[asyncio.Task[None]]) -> None:

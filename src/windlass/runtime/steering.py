@@ -1,0 +1,45 @@
+"""What a handler says by raising `Snooze`, `RetryAfter` or `Fail`, and what its task's predicate says of others."""
+
+from windlass.failures.describe import describe, failed, text_of
+from windlass.model.attempt import Failed, Snoozed
+from windlass.model.errors import ConfigurationError, Fail, RetryAfter, Snooze
+from windlass.model.failure import ErrorClass
+from windlass.registry import TaskDefinition, checked_seconds
+from windlass.telemetry import emit
+
+
+def steered(error: BaseException) -> Failed | Snoozed | None:
+    """How an attempt ends that raised this to say so; None if it is any other exception."""
+    match error:
+        case Snooze() | RetryAfter():
+            return _put_off(error)
+        case Fail():
+            reason = getattr(error, "reason", "no reason was given")
+            return failed("Fail", text_of(reason), ErrorClass.PERMANENT_INPUT)
+        case _:
+            return None
+
+
+def _put_off(error: Snooze | RetryAfter) -> Failed | Snoozed:
+    kind = type(error).__name__
+    try:
+        seconds = checked_seconds(kind, getattr(error, "seconds", None))
+    except ConfigurationError as wrong:
+        return failed(kind, str(wrong), ErrorClass.CODE_BUG, error)
+    if isinstance(error, Snooze):
+        return Snoozed(seconds)
+    reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"
+    error_class = ErrorClass.RATE_LIMITED
+    return Failed(describe(kind, reason, error_class), error_class, retry_after=seconds)
+
+
+def as_predicate_says(definition: TaskDefinition, error: BaseException) -> bool | None:
+    """Whether the task's own predicate wants another attempt; None if there is none, or it fails."""
+    when = definition.retry.when
+    if when is None:
+        return None
+    try:
+        return bool(when(error))
+    except Exception as wrong:  # noqa: BLE001 - it is the application's
+        emit("retry.undecided", type=definition.name, error=wrong)
+        return None

@@ -1,0 +1,252 @@
+"""What runs in a process ends as it does anywhere else, and costs the worker nothing."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acceptance.processes import handlers
+from acceptance.processes.looking import WITHIN, is_alive, noted, until
+from acceptance.quick import QUICK
+from windlass import App, ConfigurationError, Context, Retry, TaskCancelled, TaskState
+from windlass.runtime import executor
+
+ONE: dict[str, Any] = {**QUICK, "processes": 1}
+AT_ONCE = Retry(max_attempts=2, base=0, jitter="none")
+
+
+async def test_plain_functions_and_coroutines_run_in_processes(app_url: str) -> None:
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process")(handlers.square)
+        later = app.task(run="process", name="later")(handlers.square_later)
+        cube = app.task(run="process")(handlers.Kept.cube)
+
+        @app.on_startup
+        def start() -> str:
+            return "only here"
+
+        async with app.worker() as worker, asyncio.timeout(WITHIN):
+            handles = [await task.enqueue(n=3) for task in (square, cube, later)]
+            nine, cubed, told = [await handle.result() for handle in handles]
+
+        assert (nine, cubed) == (9, 27)
+        me = str(worker._options.info.id)
+        assert told == {"square": 9, "worker": me, "state": None}
+
+
+async def test_a_process_that_dies_costs_an_attempt_and_the_worker_lives(app_url: str) -> None:
+    async with App(app_url, **ONE) as app:
+        task = app.task(run="process", retry=AT_ONCE)(handlers.die_at_first)
+        async with app.worker(), asyncio.timeout(WITHIN):
+            handle = await task.enqueue()
+            assert await handle.result() == "survived"
+
+        record = await handle.get()
+        (error,) = record.errors
+        assert error["type"] == "ProcessDied"
+        assert error["message"] == "its process ended with exit code 3"
+
+
+async def test_what_overruns_is_killed_and_fails_as_anything_else_does(
+    app_url: str, tmp_path: Path
+) -> None:
+    async with App(app_url, **ONE) as app:
+        hang = app.task(run="process", retry=1, timeout=0.5)(handlers.hang)
+        note = app.task(run="process")(handlers.note)
+        async with app.worker(), asyncio.timeout(WITHIN):
+            handle = await hang.enqueue(str(tmp_path / "hung"))
+            pid = await noted(tmp_path / "hung")
+            await until(lambda: not is_alive(pid))
+            other = await (await note.enqueue(str(tmp_path / "next"))).result()
+
+        record = await handle.get()
+        assert record.status is TaskState.DEAD
+        assert record.errors[0]["type"] == "TimeoutError"
+        assert record.last_error == "took longer than 0.5 s"
+        assert other != pid
+
+
+async def test_time_spent_waiting_for_a_process_is_not_counted(
+    app_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[asyncio.Timeout] = []
+    set_meanwhile: list[float | None] = []
+    within = executor._within
+
+    async def seen(seconds: float, call: Awaitable[Any], limit: asyncio.Timeout) -> Any:
+        limits.append(limit)
+        return await within(seconds, call, limit)
+
+    monkeypatch.setattr(executor, "_within", seen)
+    async with App(app_url, **ONE) as app:
+        note = app.task(run="process", timeout=100)(handlers.note)
+        worker = await app.new_worker()
+        pool: Any = worker._processes
+        begin = pool.begin
+
+        async def begin_later(run: Any) -> Any:
+            await asyncio.sleep(0)
+            set_meanwhile.append(limits[0].when())
+            return await begin(run)
+
+        pool.begin = begin_later
+        handle = await note.enqueue(str(tmp_path / "noted"))
+        async with asyncio.timeout(WITHIN):
+            await worker.run(until_idle=True)
+
+        assert (await handle.get()).status is TaskState.COMPLETED
+        assert set_meanwhile == [None]
+        assert limits[0].when() is not None
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "attempts"),
+    [
+        ("retry", TaskState.COMPLETED, 2),
+        ("snooze", TaskState.SCHEDULED, 0),
+        ("fail", TaskState.FAILED, 1),
+    ],
+)
+async def test_steering_has_the_same_effect(
+    app_url: str, how: str, status: TaskState, attempts: int
+) -> None:
+    async with App(app_url, **ONE) as app:
+        task = app.task(run="process")(handlers.steer)
+        handle = await task.enqueue(how)
+        async with app.worker(), asyncio.timeout(WITHIN):
+            while (record := await handle.get()).status is not status:
+                await asyncio.sleep(0.02)
+
+        assert record.attempts == attempts
+
+
+async def test_errors_of_processes_are_classified_by_the_rules_of_the_worker(app_url: str) -> None:
+    async with App(app_url, **ONE) as app:
+        be_odd = app.task(run="process", retry=AT_ONCE)(handlers.be_odd)
+        app.error_rule("permanent-input", type=handlers.OddError, attribute={"code": 7})
+        app.error_rule("transient", type=handlers.OddError, attribute={"far": 1})
+        app.error_rule("rate-limited", type=handlers.OddError)
+        async with asyncio.timeout(WITHIN):
+            handles = [await be_odd.enqueue(code) for code in (7, 8)]
+            await app.run_worker(until_idle=True)
+
+        input_, limited = [await handle.get() for handle in handles]
+        assert (input_.status, input_.attempts) == (TaskState.FAILED, 1)
+        assert input_.errors[0]["class"] == "permanent-input"
+        assert input_.errors[0]["message"] == "odd?: 7"
+        assert "in be_odd" in input_.errors[0]["traceback"]
+        assert limited.errors[0]["class"] == "rate-limited"
+
+
+@pytest.mark.parametrize("handler", [handlers.give_way, handlers.hang])
+async def test_what_is_cancelled_gives_way_or_is_killed(
+    app_url: str, tmp_path: Path, handler: Callable[..., Any]
+) -> None:
+    async with App(app_url, **ONE) as app:
+        task = app.task(run="process", name="cancelled")(handler)
+        note = app.task(run="process")(handlers.note)
+        async with app.worker(), asyncio.timeout(WITHIN):
+            handle = await task.enqueue(noted=str(tmp_path / "noted"))
+            pid = await noted(tmp_path / "noted")
+            await handle.cancel("no longer needed")
+            with pytest.raises(TaskCancelled, match="no longer needed"):
+                await handle.result()
+            other = await (await note.enqueue(str(tmp_path / "next"))).result()
+
+        assert (other == pid) is (handler is handlers.give_way)
+
+
+async def test_what_lost_its_lease_is_killed_and_nothing_of_it_is_written(
+    app_url: str, tmp_path: Path
+) -> None:
+    async with App(app_url, **ONE) as app:
+        task = app.task(run="process")(handlers.give_way)  # if it were told, it would return
+        async with app.worker(shutdown_timeout=0) as worker, asyncio.timeout(WITHIN):
+            handle = await task.enqueue(noted=str(tmp_path / "noted"))
+            pid = await noted(tmp_path / "noted")
+            worker._claims_lost(list(worker._slots._outstanding))
+            await until(lambda: not is_alive(pid))
+            worker.stop()
+
+        assert (await handle.get()).status is not TaskState.COMPLETED
+
+
+async def test_a_drain_waits_and_then_kills_and_gives_back(app_url: str, tmp_path: Path) -> None:
+    async with App(app_url, **ONE) as app:
+        wait_for = app.task(run="process")(handlers.wait_for)
+        async with app.worker() as worker:
+            handle = await wait_for.enqueue(str(tmp_path / "noted"), str(tmp_path / "let go"))
+            await noted(tmp_path / "noted")
+
+            async def let_go() -> None:
+                await until(lambda: worker._stopping)
+                (tmp_path / "let go").touch()
+
+            letting_go = asyncio.create_task(let_go())
+        await letting_go
+        assert (await handle.get()).status is TaskState.COMPLETED
+
+        hang = app.task(run="process")(handlers.hang)
+        async with app.worker(shutdown_timeout=0.05), asyncio.timeout(WITHIN):
+            handle = await hang.enqueue(str(tmp_path / "hung"))
+            pid = await noted(tmp_path / "hung")
+
+        assert not is_alive(pid)
+        record = await handle.get()
+        assert (record.status, record.attempts, record.generation) == (TaskState.PENDING, 0, 2)
+
+
+async def test_middleware_runs_in_the_worker_around_the_process(app_url: str) -> None:
+    seen: list[Any] = []
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process")(handlers.square)
+        dies = app.task(run="process", retry=1)(handlers.die_at_first)
+
+        @app.middleware
+        async def look(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            try:
+                value = await call_next()
+            except Exception as error:
+                seen.append(str(error))
+                raise
+            seen.append((os.getpid(), value))
+            return value + 1
+
+        async with asyncio.timeout(WITHIN):
+            handles = [await square.enqueue(3), await dies.enqueue()]
+            await app.run_worker(until_idle=True)
+
+        assert seen[0] == (os.getpid(), 9)
+        assert await handles[0].result() == 10
+        assert seen[1] == "its process ended with exit code 3"
+        assert (await handles[1].get()).errors[0]["type"] == "ProcessDied"
+
+
+async def test_a_function_that_no_process_would_find_is_refused_when_a_worker_starts() -> None:
+    app = App("memory:")
+
+    @app.task(run="process")
+    def inside() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"task 'inside'.*at the top of a module"):
+        await app.run_worker(until_idle=True)
+
+    app = App("memory:")
+    app.task(run="process", name="short")(lambda: None)
+    with pytest.raises(ConfigurationError, match=r"task 'short'.*at the top of a module"):
+        await app.run_worker(until_idle=True)
+
+
+async def test_a_function_whose_name_is_somebody_elses_is_refused_when_a_worker_starts() -> None:
+    def square(n: int) -> int:
+        return n
+
+    square.__module__, square.__qualname__ = handlers.__name__, "square"
+    app = App("memory:")
+    app.task(run="process")(square)
+
+    with pytest.raises(ConfigurationError, match=r"handlers\.square is something else"):
+        await app.run_worker(until_idle=True)
