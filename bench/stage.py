@@ -44,6 +44,8 @@ class Workload:
     results: bool = False
     keys: bool = False
     within: bool = False
+    loops: int = 0
+    processes: int = 0
 
     def options(self) -> list[str]:
         """As an adapter reads them."""

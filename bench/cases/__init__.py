@@ -1,6 +1,7 @@
 """What can be measured: each case a few runs that take turns, and which of them are compared."""
 
 from bench.cases.case import Case, Contest, Sizes
+from bench.cases.computing import computing_cases
 from bench.cases.depth import depth_cases
 from bench.cases.enqueueing import enqueue_cases
 from bench.cases.throughput import throughput_cases
@@ -16,6 +17,7 @@ def all_cases(contest: Contest) -> list[Case]:
     return [
         *throughput_cases(contest),
         *enqueue_cases(contest),
+        *computing_cases(contest),
         *waiting_cases(contest),
         *depth_cases(contest),
     ]

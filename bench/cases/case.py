@@ -16,6 +16,7 @@ class Sizes:
 
     tasks: int = 50_000
     singles: int = 1_000
+    computing: int = 200
     latency_seconds: float = 5.0
     idle_seconds: float = 30.0  # some heartbeats and terms, of which each comes every few seconds
     pending: int = 1_000_000

@@ -45,6 +45,8 @@ class Order:
     lanes: int  # queues, each with as many priorities
     keys: bool
     within: bool  # enqueue in a transaction of the caller
+    loops: int  # of arithmetic in each handler, which then runs in a process
+    processes: int  # for these; 0: one per core
 
 
 class Adapter(Protocol):
@@ -118,6 +120,8 @@ def read_order(arguments: Sequence[str]) -> Order:
     parser.add_argument("--sleep-ms", type=float, default=0)
     parser.add_argument("--at-once", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=1)
+    parser.add_argument("--loops", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=0)
     for flag in ("sync", "results", "keys", "within"):
         parser.add_argument(f"--{flag}", action="store_true")
     return Order(**vars(parser.parse_args(arguments)))

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import asyncpg
 
-from bench.peers.adapter import Order, Payload, Tally, chunked, main
+from bench.peers.adapter import Order, Payload, Tally, chunked, main, read_order
 from windlass import App, Call
 
 AT_ONCE = 500
@@ -18,8 +20,11 @@ class WindlassAdapter:
 
     def __init__(self, order: Order, tally: Tally) -> None:
         self._order = order
-        self._app = App(order.url)
-        self._note = self._app.task(name="note")(_handler(order, tally))
+        self._app = App(order.url, processes=order.processes)
+        if order.loops:
+            self._note = self._app.task(name="note", run="process")(compute)
+        else:
+            self._note = self._app.task(name="note")(_handler(order, tally))
         self._connection: Any = None
         self._closing = contextlib.AsyncExitStack()
 
@@ -60,6 +65,21 @@ class WindlassAdapter:
             task = task.options(idempotency_key=str(number))
         call: Call = task.call(**payload)
         return call
+
+
+def compute(n: int, t: int = 0, filler: str = "") -> int:
+    """Use a core for a while. Runs in a process, which has the command line of its worker."""
+    order, tally = _in_process()
+    tally.hit(t)
+    return sum(range(order.loops))
+
+
+@cache
+def _in_process() -> tuple[Order, Tally]:
+    order = read_order(sys.argv[1:])
+    tally = Tally(order.folder)
+    tally.open()
+    return order, tally
 
 
 def _handler(order: Order, tally: Tally) -> Any:

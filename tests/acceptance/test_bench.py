@@ -57,6 +57,16 @@ def test_a_drain_is_measured_among_very_many_and_beside_other_transactions(
     assert "open writer ÷ alone" in done.stdout
 
 
+def test_two_processes_are_measured_against_one(database_url: str) -> None:
+    done = run_bench(
+        *("processes", *TINY, "--computing", "10", "--database", database_url, "--only", "none")
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "left out: " not in done.stderr
+    assert "2 processes ÷ 1 process" in done.stdout
+
+
 def test_our_statements_are_measured_by_pgbench(database_url: str) -> None:
     done = run_bench("limit", *TINY, "--database", database_url, "--only", "none")
 
