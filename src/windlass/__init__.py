@@ -1,10 +1,12 @@
 """Windlass: a task orchestrator for Python that needs nothing but PostgreSQL."""
 
 from windlass.app import App
+from windlass.breaker import Breaker
 from windlass.client import Call, Handle, Task, TaskSet
 from windlass.context import Context
 from windlass.model.dead import DeadLetter
 from windlass.model.errors import (
+    BreakerOpen,
     ConfigurationError,
     Fail,
     IdempotencyConflict,
@@ -27,6 +29,8 @@ from windlass.policy.retry import Retry
 
 __all__ = [
     "App",
+    "Breaker",
+    "BreakerOpen",
     "Budget",
     "Call",
     "ConfigurationError",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Never, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
+from windlass.breaker import Breaker
 from windlass.client import (
     Call,
     Client,
@@ -46,8 +47,16 @@ from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.examination import Finding
 from windlass.model.limits import shown
 from windlass.model.task import Enqueued, TaskRecord, TypeDefaults, WorkerInfo
+from windlass.policy.breaker import COUNTED, Mode
 from windlass.portal import Portal
-from windlass.registry import Middleware, Registry, check_callback, checked_flag, checked_names
+from windlass.registry import (
+    Middleware,
+    Registry,
+    breaker_settings,
+    check_callback,
+    checked_flag,
+    checked_names,
+)
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
@@ -123,6 +132,42 @@ class App(TaskSet):
         }
         asked = {key: value for key, value in given.items() if value not in (None, (), "")}
         self.registry.classifier.add({"class": error_class, **asked})
+
+    def breaker(
+        self,
+        name: str,
+        *,
+        failures: int = 5,
+        within: float | timedelta = 60,
+        recovery: float | timedelta = 30,
+        trials: int = 1,
+        mode: Mode = "consecutive",
+        rate: float = 0.5,
+        minimum: int = 10,
+        counts: Sequence[str] = COUNTED,
+        timeout: float | timedelta | None = None,
+        fallback: Callable[..., Any] | None = None,
+        shared: bool = False,
+    ) -> Breaker:
+        """Make a circuit breaker for a dependency, or return the one of this name that is alike."""
+        options = {
+            "failures": failures,
+            "within": within,
+            "recovery": recovery,
+            "trials": trials,
+            "mode": mode,
+            "rate": rate,
+            "minimum": minimum,
+            "counts": counts,
+            "timeout": timeout,
+            "shared": shared,
+        }
+        settings = breaker_settings(name, options)
+        if fallback is not None and not callable(fallback):
+            raise ConfigurationError(
+                f"breaker '{name}': fallback {shown(fallback)}: give a function"
+            )
+        return self.registry.add_breaker(settings, fallback)
 
     def on_startup(self, function: HookT) -> HookT:
         """Run this when a worker starts; what it returns is `ctx.state`."""
@@ -317,6 +362,7 @@ class App(TaskSet):
         monitor: Monitor | None = None,
     ) -> Worker:
         """Make a worker that is not running yet, for whoever handles signals."""
+        self.registry.check_breakers()
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)

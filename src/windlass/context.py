@@ -19,6 +19,9 @@ class Fenced(Protocol):
     def fence(self) -> Fence:
         """What every write on behalf of its task shows."""
 
+    def overran(self, since: float) -> bool:
+        """Whether its time limit has passed, and by the monotonic clock not before `since`."""
+
 
 # What is running here, with the registry it belongs to: enqueues of the same application carry its fence.
 current_job: ContextVar[tuple[object, Fenced] | None] = ContextVar("windlass_job", default=None)

@@ -3,16 +3,19 @@
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
+from windlass.breaker import Breaker
 from windlass.codec import ArgumentCodec
 from windlass.context import Context
 from windlass.failures.classifier import Classifier
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 from windlass.model.task import Callback, TypeDefaults
+from windlass.policy.breaker import BreakerSettings
+from windlass.policy.classification import checked_class
 from windlass.policy.retry import Retry
 
 RunKind = Literal["async", "thread", "process"]
@@ -95,7 +98,10 @@ class TaskDefinition:
     retention: timedelta | None
     on_success: Callback | None = None
     on_failure: Callback | None = None
+    breaker: str | None = None  # the name of the one that protects it
+    fallback: Callable[..., Any] | None = None  # called instead while that lets nothing through
     defaults: TypeDefaults = field(init=False)  # what the store should know of it
+    is_special: bool = field(init=False)  # it may have to wait, or does not run in this process
 
     def __post_init__(self) -> None:
         attempts = self.retry.max_attempts
@@ -109,6 +115,8 @@ class TaskDefinition:
             self.on_failure,
         )
         object.__setattr__(self, "defaults", defaults)  # it is frozen
+        is_guarded = self.breaker is not None or self.retry.budget is not None
+        object.__setattr__(self, "is_special", is_guarded or self.run == "process")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +133,8 @@ class TaskOptions:
     retention: timedelta | float | None = None
     on_success: Any = None
     on_failure: Any = None
+    breaker: str | Breaker | None = None
+    fallback: Callable[..., Any] | None = None
 
 
 def define(
@@ -151,6 +161,13 @@ def define(
     name = checked_name("task name", own_name if options.name is None else options.name)
     _refuse_generator(f"task '{name}':", function, "return a list, or enqueue a task for each item")
     is_coroutine = inspect.iscoroutinefunction(function)
+    breaker = _checked_breaker(name, options.breaker)
+    if options.fallback is not None:
+        if breaker is None:
+            raise ConfigurationError(
+                f"task '{name}': fallback is called while a breaker is open; give breaker= too"
+            )
+        check_fallback(f"task '{name}': fallback", options.fallback, function)
     return TaskDefinition(
         name=name,
         function=function,
@@ -168,7 +185,75 @@ def define(
         else checked_retention(f"task '{name}': retention", options.retention),
         on_success=called_back(f"task '{name}': on_success", options.on_success),
         on_failure=called_back(f"task '{name}': on_failure", options.on_failure),
+        breaker=breaker,
+        fallback=options.fallback,
     )
+
+
+def _checked_breaker(name: str, breaker: Any) -> str | None:
+    if breaker is None:
+        return None
+    if isinstance(breaker, Breaker):
+        return breaker.name
+    if not isinstance(breaker, str):
+        raise ConfigurationError(
+            f"task '{name}': breaker {shown(breaker)}: give what app.breaker(...) returned, or its name"
+        )
+    return checked_name(f"task '{name}': breaker", breaker)
+
+
+def check_fallback(what: str, fallback: Any, function: Callable[..., Any]) -> None:
+    """Raise unless one function can be called as another is."""
+    if not inspect.isroutine(fallback):
+        raise ConfigurationError(f"{what} {shown(fallback)}: give a function")
+    _refuse_generator(what, fallback, "write one that returns")
+    parameters = inspect.signature(function).parameters.values()
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_ONLY]
+    named = {one.name: one for one in parameters if one.name not in positional}
+    try:
+        inspect.signature(fallback).bind(*positional, **named)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what} {_place(fallback)}: {error}; it is called with the arguments of {_place(function)}"
+        ) from error
+
+
+def breaker_settings(name: Any, options: dict[str, Any]) -> BreakerSettings:
+    """Check what a breaker is made with."""
+    what = f"breaker '{checked_name('breaker', name)}':"
+    mode, rate, timeout = options["mode"], options["rate"], options["timeout"]
+    if mode not in ("consecutive", "rate"):
+        raise ConfigurationError(
+            f"{what} mode {shown(mode)} is not known; use consecutive (failures in a row) or rate"
+        )
+    if type(rate) not in (int, float) or not 0 < rate <= 1:
+        raise ConfigurationError(f"{what} rate {shown(rate)}: use a number above 0 and up to 1")
+    counts = options["counts"]
+    if not isinstance(counts, list | tuple | set | frozenset) or not counts:
+        raise ConfigurationError(
+            f"{what} counts {shown(counts)}: give a list of classes of errors, one at least"
+        )
+    return BreakerSettings(
+        name=name,
+        failures=_checked_number(f"{what} failures", options["failures"]),
+        within=checked_seconds(f"{what} within", options["within"], above_zero=True),
+        recovery=checked_seconds(f"{what} recovery", options["recovery"], above_zero=True),
+        trials=_checked_number(f"{what} trials", options["trials"]),
+        mode=mode,
+        rate=float(rate),
+        minimum=_checked_number(f"{what} minimum", options["minimum"]),
+        counts=frozenset(checked_class(f"{what} counts", one) for one in counts),
+        timeout=None
+        if timeout is None
+        else checked_seconds(f"{what} timeout", timeout, above_zero=True),
+        shared=checked_flag(f"{what} shared", options["shared"]),
+    )
+
+
+def _checked_number(what: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= 1_000_000:
+        raise ConfigurationError(f"{what} {shown(value)}: use an integer from 1 to 1000000")
+    return value
 
 
 def check_callback(what: str, function: Any, *parameters: str) -> None:
@@ -232,6 +317,8 @@ class Registry:
         self._definitions: dict[str, TaskDefinition] = {}
         self.classifier = classifier or Classifier()
         self.middleware: list[Middleware] = []
+        self.breakers: dict[str, Breaker] = {}
+        self._fallbacks: dict[str, TaskDefinition | None] = {}
 
     def add(self, definition: TaskDefinition) -> None:
         """Register a type; two of one name are an error."""
@@ -248,6 +335,51 @@ class Registry:
     def find(self, name: str) -> TaskDefinition | None:
         """Return the definition of a type, if this application has it."""
         return self._definitions.get(name)
+
+    def add_breaker(
+        self, settings: BreakerSettings, fallback: Callable[..., Any] | None
+    ) -> Breaker:
+        """Make a breaker, or return the one that was made alike; two that differ are an error."""
+        known = self.breakers.get(settings.name)
+        if known is None:
+            known = Breaker(settings, classifier=self.classifier, fallback=fallback)
+            self.breakers[settings.name] = known
+        elif (known.settings, known.fallback) != (settings, fallback):
+            raise ConfigurationError(
+                f"breaker '{settings.name}' is made twice, and not alike; give one of them another "
+                "name, or use the one that app.breaker(...) returned"
+            )
+        return known
+
+    def check_breakers(self) -> None:
+        """Raise unless every breaker that a task names is there, and its fallback fits."""
+        for definition in self:
+            if definition.breaker is None:
+                continue
+            if definition.breaker not in self.breakers:
+                known = ", ".join(f"'{name}'" for name in self.breakers) or "none"
+                raise ConfigurationError(
+                    f"task '{definition.name}': breaker '{definition.breaker}' is not known; make it "
+                    f"with app.breaker({definition.breaker!r}); there is: {known}"
+                )
+            fallback = self.breakers[definition.breaker].fallback
+            if definition.fallback is None and fallback is not None:
+                what = f"breaker '{definition.breaker}': fallback"
+                check_fallback(what, fallback, definition.function)
+
+    def fallback_of(self, definition: TaskDefinition) -> TaskDefinition | None:
+        """What is run while the breaker of a task lets nothing through, if anything is."""
+        name = definition.name
+        if name not in self._fallbacks:
+            breaker = self.breakers[str(definition.breaker)]
+            function = definition.fallback or breaker.fallback
+            self._fallbacks[name] = function and replace(
+                definition,
+                function=function,
+                run="async" if inspect.iscoroutinefunction(function) else "thread",
+                breaker=None,
+            )
+        return self._fallbacks[name]
 
     def __iter__(self) -> Iterator[TaskDefinition]:
         return iter(self._definitions.values())

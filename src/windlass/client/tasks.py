@@ -17,6 +17,7 @@ from typing import (
 
 import msgspec
 
+from windlass.breaker import Breaker
 from windlass.client.asking import (
     NO_OPTIONS,
     Call,
@@ -150,6 +151,8 @@ class TaskSettings(TypedDict, total=False):
     retention: timedelta | float | None
     on_success: "Callee | None"
     on_failure: "Callee | None"
+    breaker: str | Breaker | None
+    fallback: Callable[..., Any] | None
     limit: Any
 
 

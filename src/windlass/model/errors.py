@@ -66,6 +66,21 @@ class WrongState(WindlassError):  # noqa: N818 - the public name is fixed
     """The task is not in a state in which this is possible."""
 
 
+class BreakerOpen(WindlassError):  # noqa: N818 - the public name is fixed
+    """A circuit breaker did not let a call through. A handler that lets this pass is put off.
+
+    That uses no attempt. `seconds` says when to come back: after the half-open moment, each at another time.
+    """
+
+    def __init__(self, name: str, seconds: float) -> None:
+        super().__init__(name, seconds)
+        self.name = name
+        self.seconds = seconds
+
+    def __str__(self) -> str:
+        return f"breaker '{self.name}' lets no call through; come back in {self.seconds:.3g} s"
+
+
 class NotLeader(WindlassError):  # noqa: N818 - reads as the claim it denies
     """A leader's write came with a term that is over; it changed nothing."""
 

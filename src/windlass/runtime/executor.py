@@ -17,7 +17,8 @@ from windlass.context import Context, current_job
 from windlass.encoding import decode_json, encode_json
 from windlass.failures.describe import describe, describe_exception, failed, failed_by
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
-from windlass.model.errors import Fail, RetryAfter, Snooze
+from windlass.model.breaker import CallOutcome
+from windlass.model.errors import BreakerOpen
 from windlass.model.failure import ErrorClass
 from windlass.policy.budget import Account, Budget
 from windlass.registry import Registry, TaskDefinition
@@ -55,23 +56,21 @@ class Executor:
 
     async def run(self, job: Job) -> AttemptOutcome | None:
         """Run the handler of a job; None if its lease was lost and nothing may be written."""
-        if job.halt is not None:
+        if job.halt is not None or job.task.cancel_reason is not None:
             return self._halted(job)
-        if job.task.cancel_reason is not None:
-            return Cancelled(describe("Cancelled", job.task.cancel_reason))
         definition = self._registry.find(job.task.type)
         if definition is None:
             return Released()  # not ours after all
-        now = time.monotonic()
-        if definition.retry.budget is not None and (wait := self._wait(job, definition, now)):
-            return Snoozed(wait)
-        job.started_at = now
-        if definition.run == "process":
-            return await self._run_apart(job, definition)
+        if definition.is_special:
+            let_through = await self._run_special(job, definition)
+            if not isinstance(let_through, TaskDefinition):
+                return let_through
+            definition = let_through
+        job.started_at = time.monotonic()
         try:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
-            return failed_by(error, ErrorClass.PERMANENT_INPUT)
+            return _told(job, failed_by(error, ErrorClass.PERMANENT_INPUT))
         job.task.forget_payload()
         current_job.set((self._registry, job))
         try:
@@ -84,18 +83,18 @@ class Executor:
             outcome = self._raised(job, definition, error)
         else:
             outcome = _NOTHING_TO_KEEP if value is None else self._returned(definition, value)
-        if job.completing is not None:
-            outcome = job.completing.judge(outcome)
+        if job.completing is not None or job.protected is not None:
+            outcome = _judged(job, outcome)
         return None if job.is_lost() else outcome
 
-    def _wait(self, job: Job, definition: TaskDefinition, now: float) -> float | None:
+    def _wait(self, job: Job, definition: TaskDefinition) -> float | None:
         """Count an attempt against the budget of its type; return for how long it waits, if it is used up."""
         account = self._accounts.get(definition.name)
         if account is None:
             budget = definition.retry.budget
             account = Account(budget if isinstance(budget, Budget) else Budget())
             self._accounts[definition.name] = account
-        if account.begin(is_retry=job.task.attempts > 0, now=now):
+        if account.begin(is_retry=job.task.attempts > 0, now=time.monotonic()):
             return None
         wait = account.wait(random.random())  # noqa: S311 - jitter
         emit("retry.put_off", task_id=job.task.id, type=job.task.type, seconds=round(wait, 1))
@@ -103,6 +102,7 @@ class Executor:
 
     async def _run_apart(self, job: Job, definition: TaskDefinition) -> AttemptOutcome | None:
         """Run a handler in a process, where its arguments are decoded and its result is encoded."""
+        job.started_at = time.monotonic()
         current_job.set((self._registry, job))  # for middleware; the handler is told there
         limit = asyncio.timeout(None)
         call: Callable[[], Awaitable[Any]] = partial(self._in_process, job, definition, limit)
@@ -122,8 +122,8 @@ class Executor:
             outcome = self._raised(job, definition, error)
         else:
             outcome = self._returned(definition, value) if middleware else Succeeded(value)
-        if job.completing is not None:
-            outcome = job.completing.judge(outcome)
+        if job.completing is not None or job.protected is not None:
+            outcome = _judged(job, outcome)
         return None if job.is_lost() else outcome
 
     async def _in_process(
@@ -137,6 +137,30 @@ class Executor:
 
         assert self._apart is not None  # noqa: S101 - a worker of such types has processes
         return await self._apart.run(job, definition, begun)
+
+    async def _run_special(
+        self, job: Job, definition: TaskDefinition
+    ) -> TaskDefinition | AttemptOutcome | None:
+        """Put an attempt off, or run it in a process; or return what is to be run as any other."""
+        if definition.breaker is not None:
+            let_through = await self._let_through(job, definition)
+            if not isinstance(let_through, TaskDefinition):
+                return let_through
+            definition = let_through
+        if definition.retry.budget is not None and (wait := self._wait(job, definition)):
+            return _told(job, Snoozed(wait))
+        return definition if definition.run != "process" else await self._run_apart(job, definition)
+
+    async def _let_through(
+        self, job: Job, definition: TaskDefinition
+    ) -> TaskDefinition | AttemptOutcome | None:
+        """Ask the breaker of a task; return what is to be run, or what becomes of the attempt."""
+        try:
+            job.protected = await self._registry.breakers[str(definition.breaker)].begin()
+        except BreakerOpen as refused:
+            return self._registry.fallback_of(definition) or Snoozed(refused.seconds)
+        # It may have waited, and was not cancelled meanwhile: it has not begun.
+        return definition if job.halt is None else _told(job, self._halted(job))
 
     def _call(
         self, job: Job, definition: TaskDefinition, arguments: dict[str, Any]
@@ -206,12 +230,14 @@ class Executor:
     def abandoned(self, job: Job) -> AttemptOutcome | None:
         """Say what becomes of a job whose handler did not give way when it was told to."""
         if job.halt is not None:
-            return self._halted(job)
+            return _told(job, self._halted(job))
         said = "took longer than its timeout and did not give way"
-        return failed("TimeoutError", said, ErrorClass.TRANSIENT)
+        return _told(job, failed("TimeoutError", said, ErrorClass.TRANSIENT))
 
     def _halted(self, job: Job) -> AttemptOutcome | None:
         match job.halt:
+            case None:
+                return Cancelled(describe("Cancelled", job.task.cancel_reason or ""))
             case Halt.CANCELLED:
                 return Cancelled(describe("Cancelled", job.halt_reason))
             case Halt.RELEASED:
@@ -225,14 +251,12 @@ class Executor:
         match error:
             case asyncio.CancelledError() if job.halt is not None:
                 return self._halted(job)
-            case Snooze() | RetryAfter() | Fail():
-                return steered(error)
             case Elsewhere():
                 return error.outcome
             case _Overran():
                 return failed("TimeoutError", str(error), ErrorClass.TRANSIENT, error)
             case _:
-                return self._classified(definition, error)
+                return steered(error) or self._classified(definition, error)
 
     def _classified(self, definition: TaskDefinition, error: BaseException) -> Failed:
         classifier = self._registry.classifier
@@ -244,6 +268,29 @@ class Executor:
             asked_after=facts.retry_after,
             may_retry=as_predicate_says(definition, error),
         )
+
+
+def _judged(job: Job, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
+    """Return what is to be settled, given what else the handler did."""
+    _told(job, outcome)
+    return outcome if job.completing is None else job.completing.judge(outcome)
+
+
+def _told(job: Job, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
+    """Tell the breaker that protects the task what its attempt says of the dependency, once."""
+    protected, job.protected = job.protected, None
+    if protected is None:
+        return outcome
+    match outcome:
+        case Succeeded() if not job.is_lost():
+            protected.end(CallOutcome.SUCCEEDED)
+        case Failed() if job.overran():
+            protected.end(CallOutcome.FAILED)
+        case Failed(error_class=error_class) if not job.is_lost():
+            protected.end(protected.breaker.outcome_of(error_class))
+        case _:
+            protected.end(CallOutcome.NO_VERDICT)
+    return outcome
 
 
 class _Overran(Exception):  # noqa: N818 - says what happened

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from windlass.breaker import ProtectedCall
 from windlass.context import Context
 from windlass.model.attempt import AttemptOutcome
 from windlass.model.task import Claim, ClaimedTask, Fence
@@ -49,6 +50,9 @@ class Job(msgspec.Struct, eq=False):
     runner: asyncio.Task[None] | None = None
     context: Context | None = None
     completing: Judge | None = None  # for a handler that may end its task itself
+    protected: ProtectedCall | None = (
+        None  # by the breaker of its type, until that was told of its end
+    )
 
     def is_lost(self) -> bool:
         """Whether the lease is lost: whatever it returns is dropped."""
@@ -58,6 +62,11 @@ class Job(msgspec.Struct, eq=False):
     def fence(self) -> Fence:
         """What every write for this task shows."""
         return Fence(self.claim.token, self.task.id, self.task.generation)
+
+    def overran(self, since: float = 0.0) -> bool:
+        """Whether its time limit has passed, and by the monotonic clock not before `since`."""
+        limit = self.give_way_at
+        return self.halt is None and limit is not None and since < limit <= time.monotonic()
 
     @property
     def started_after(self) -> float | None:

@@ -1,8 +1,10 @@
 """What a handler says by raising `Snooze`, `RetryAfter` or `Fail`, and what its task's predicate says of others."""
 
+from math import inf
+
 from windlass.failures.describe import describe, failed, text_of
 from windlass.model.attempt import Failed, Snoozed
-from windlass.model.errors import ConfigurationError, Fail, RetryAfter, Snooze
+from windlass.model.errors import BreakerOpen, ConfigurationError, Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
 from windlass.registry import TaskDefinition, checked_seconds
 from windlass.telemetry import emit
@@ -11,8 +13,10 @@ from windlass.telemetry import emit
 def steered(error: BaseException) -> Failed | Snoozed | None:
     """How an attempt ends that raised this to say so; None if it is any other exception."""
     match error:
-        case Snooze() | RetryAfter():
+        case Snooze() | RetryAfter() | BreakerOpen():
             return _put_off(error)
+        case BaseExceptionGroup() if (refused := _refused_alone(error)) is not None:
+            return _put_off(refused)
         case Fail():
             reason = getattr(error, "reason", "no reason was given")
             return failed("Fail", text_of(reason), ErrorClass.PERMANENT_INPUT)
@@ -20,13 +24,24 @@ def steered(error: BaseException) -> Failed | Snoozed | None:
             return None
 
 
-def _put_off(error: Snooze | RetryAfter) -> Failed | Snoozed:
+def _refused_alone(group: BaseExceptionGroup[BaseException]) -> BreakerOpen | None:
+    """The refusal that lasts longest, if the group holds nothing but calls that were not let through."""
+    refused, others = group.split(BreakerOpen)
+    if refused is None or others is not None:
+        return None
+    first: BaseException = refused
+    while isinstance(first, BaseExceptionGroup):
+        first = max(first.exceptions, key=lambda one: getattr(one, "seconds", inf))
+    return first if isinstance(first, BreakerOpen) else None
+
+
+def _put_off(error: Snooze | RetryAfter | BreakerOpen) -> Failed | Snoozed:
     kind = type(error).__name__
     try:
         seconds = checked_seconds(kind, getattr(error, "seconds", None))
     except ConfigurationError as wrong:
         return failed(kind, str(wrong), ErrorClass.CODE_BUG, error)
-    if isinstance(error, Snooze):
+    if not isinstance(error, RetryAfter):
         return Snoozed(seconds)
     reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"
     error_class = ErrorClass.RATE_LIMITED

@@ -1,6 +1,7 @@
 """An application in memory, for its own tests: no server, and a clock that moves when told to."""
 
 import inspect
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -50,7 +51,8 @@ class Clock:
 class app_in_memory:  # noqa: N801 - reads as what it does
     """Let an application keep its tasks in memory while the block lasts; `with` or `async with`.
 
-    It begins without a task, and whatever database it has is not touched.
+    It begins without a task, and whatever database it has is not touched. Its breakers are closed, and go by
+    the same clock.
     """
 
     def __init__(self, app: App, *, clock: Clock | None = None) -> None:
@@ -62,7 +64,13 @@ class app_in_memory:  # noqa: N801 - reads as what it does
         store = MemoryStore(retention=self._app.settings.kept_for(), clock=self._clock)
         self._clock.watch(store.wake)
         self._inside.enter_context(self._app.kept_at("memory:", memory=store))
+        self._reset_breakers(lambda: self._clock().timestamp())
+        self._inside.callback(self._reset_breakers, time.monotonic)
         return self._app
+
+    def _reset_breakers(self, clock: Callable[[], float]) -> None:
+        for breaker in self._app.registry.breakers.values():
+            breaker.reset(clock)
 
     def __exit__(self, *_: object) -> None:
         self._inside.close()

@@ -234,6 +234,10 @@ class _Here(NamedTuple):
     def fence(self) -> Fence:
         return Fence(self.asked.token, self.asked.task_id, self.asked.generation)
 
+    def overran(self, since: float) -> bool:  # noqa: ARG002 - whatever the time
+        """No: this process is killed when its time is over."""
+        return False
+
 
 class _OutOfReach:
     """Stands for a store that is in the memory of the worker."""
