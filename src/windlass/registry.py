@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
 
-from windlass.breaker import Breaker
+from windlass.breaker import Breaker, BreakerReport
 from windlass.codec import ArgumentCodec
 from windlass.context import Context
 from windlass.failures.classifier import Classifier
@@ -350,6 +350,10 @@ class Registry:
                 "name, or use the one that app.breaker(...) returned"
             )
         return known
+
+    def reports(self) -> list[BreakerReport]:
+        """What each breaker shows of itself. Other threads may ask."""
+        return [breaker.report() for breaker in list(self.breakers.values())]
 
     def check_breakers(self) -> None:
         """Raise unless every breaker that a task names is there, and its fallback fits."""

@@ -1,6 +1,7 @@
 """Circuit breakers with real workers: which calls are made, what becomes of tasks, each way of use."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -8,7 +9,10 @@ from math import ceil
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from acceptance.probes import fetch
+from acceptance.quick import QUICK
 from windlass import (
     App,
     Breaker,
@@ -22,6 +26,7 @@ from windlass import (
     TaskFailed,
     TaskSet,
 )
+from windlass.cli import main
 from windlass.testing import Clock, app_in_memory
 
 SOON = Retry(max_attempts=30, base=0.01, jitter="none")
@@ -617,3 +622,56 @@ async def test_in_memory_a_breaker_begins_closed_and_goes_by_the_clock_of_the_te
         assert breaker.state == "half-open"
 
     assert breaker.state == "closed"
+
+
+# What is shown
+
+
+async def test_metrics_show_the_state_and_count_what_was_not_let_through(
+    app_url: str, port: int
+) -> None:
+    async with App(app_url, **QUICK, health_port=port) as app:
+        breaker = app.breaker("payments", failures=1, recovery=NEVER)
+        app.breaker("mail")
+
+        @app.task(breaker="payments", retry=1)
+        async def work() -> None:
+            raise Down
+
+        async with app.worker():
+            await (await work.enqueue()).get()
+            await until(lambda: breaker.state == "open")
+            await work.enqueue()
+            await until(lambda: breaker.report().refused == 1)
+            _, page = await asyncio.to_thread(fetch, port, "/metrics")
+
+    shown = page.decode().splitlines()
+    assert 'windlass_breaker_state{breaker="payments",state="open"} 1.0' in shown
+    assert 'windlass_breaker_state{breaker="payments",state="closed"} 0.0' in shown
+    assert 'windlass_breaker_state{breaker="payments",state="half-open"} 0.0' in shown
+    assert 'windlass_breaker_state{breaker="mail",state="closed"} 1.0' in shown
+    assert 'windlass_breaker_opened_total{breaker="payments"} 1.0' in shown
+    assert 'windlass_breaker_refused_total{breaker="payments"} 1.0' in shown
+    assert 'windlass_breaker_refused_total{breaker="mail"} 0.0' in shown
+
+
+async def test_the_list_of_workers_shows_breakers_that_are_not_closed(database_url: str) -> None:
+    async with App(database_url, **QUICK) as app:
+        breaker = app.breaker("payments", failures=1, recovery=NEVER)
+        app.breaker("mail")
+        await open_by(breaker)
+
+        async with app.worker():  # its first beat has said so
+            command = ["workers", "list"]
+            environment = {"WINDLASS_DATABASE_URL": database_url}
+            listed = await asyncio.to_thread(
+                CliRunner().invoke, main, command, env=environment, catch_exceptions=False
+            )
+            as_json = await asyncio.to_thread(
+                CliRunner().invoke, main, [*command, "--json"], env=environment
+            )
+
+    assert "payments open" in listed.stdout
+    assert "mail" not in listed.stdout
+    (worker,) = json.loads(as_json.stdout)
+    assert worker["breakers"] == {"payments": "open", "mail": "closed"}

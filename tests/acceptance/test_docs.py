@@ -280,7 +280,10 @@ def test_a_unit_and_an_image_start_a_worker_that_is_there() -> None:
 def test_every_metric_is_explained() -> None:
     page = (ROOT / "docs" / "deploying.md").read_text()
     processes = SimpleNamespace(filled=(0, 0), restarts=Counter())
-    shown = {family.name for family in Metrics(lambda: (0, 0), lambda: True, processes).collect()}
+    shown = {
+        family.name
+        for family in Metrics(lambda: (0, 0), lambda: True, processes=processes).collect()
+    }
 
     explained = set(re.findall(r"`(windlass_\w+?)(?:_total)?`", page))
     assert explained == shown

@@ -45,6 +45,7 @@ class Bench:
             every=timedelta(seconds=EVERY),
             is_idle=lambda: self.is_idle,
             running=lambda: 0,
+            breakers=dict,
             lost=self._lost,
             watch_loop=_watch_nothing,
         )

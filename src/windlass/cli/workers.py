@@ -36,7 +36,7 @@ def list_workers(application: str | None, as_json: bool) -> None:
         print_json(records)
         return
     print_table(
-        ("id", "host", "pid", "running", "capacity", "heartbeat", "leader"),
+        ("id", "host", "pid", "running", "capacity", "heartbeat", "leader", "breakers"),
         [
             (
                 record.id,
@@ -46,7 +46,13 @@ def list_workers(application: str | None, as_json: bool) -> None:
                 str(record.capacity),
                 f"{record.heartbeat_at:%Y-%m-%d %H:%M:%S}",
                 "yes" if record.leader else "no",
+                _shown(record.breakers),
             )
             for record in records
         ],
     )
+
+
+def _shown(breakers: dict[str, str]) -> str:
+    """Those that hold something up."""
+    return ", ".join(f"{name} {state}" for name, state in breakers.items() if state != "closed")

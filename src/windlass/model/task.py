@@ -1,6 +1,6 @@
 """Tasks as they pass along the street: asked for, claimed, ended, looked at."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum, StrEnum
@@ -361,6 +361,7 @@ class WorkerRecord:
     running: int
     idle: bool
     leader: bool
+    breakers: dict[str, str] = field(default_factory=dict)  # name → state, at its last sign of life
 
 
 class Pulse(NamedTuple):
@@ -374,6 +375,7 @@ class Pulse(NamedTuple):
     patience: timedelta = timedelta(0)  # how long to wait for claims that somebody holds
     # By the worker's own clock none of these leases is over: if by the store's one is, that jumped.
     trusted: bool = False
+    breakers: Mapping[str, str] | None = None  # name → state
 
 
 class PulseAnswer(NamedTuple):

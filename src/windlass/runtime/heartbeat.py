@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -84,6 +84,7 @@ class Heartbeat:
         every: timedelta,
         is_idle: Callable[[], bool],
         running: Callable[[], int],
+        breakers: Callable[[], Mapping[str, str]],
         lost: Callable[[list[UUID]], None],
         watch_loop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
@@ -97,6 +98,7 @@ class Heartbeat:
         self._patience = min(LONGEST_WAIT, lease / 6)
         self._is_idle = is_idle
         self._running = running
+        self._breakers = breakers
         self._lost = lost  # called in the heart's thread, as are the others
         self._watch_loop = watch_loop
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
@@ -195,7 +197,16 @@ class Heartbeat:
         running, idle = self._running(), self._is_idle()
         # What is not trusted any more was lost while everything stood still: it is told beside this.
         tokens = [token for token in tokens if self._leases.trusts(token, asked_at)]
-        pulse = Pulse(self._worker.id, tokens, self._lease, running, idle, patience, trusted=True)
+        pulse = Pulse(
+            self._worker.id,
+            tokens,
+            self._lease,
+            running,
+            idle,
+            patience,
+            trusted=True,
+            breakers=self._breakers() or None,
+        )
         async with answered_within(self._answer_within):
             answer = await store.pulse(pulse)
         # Before anything else is asked of the store, which may fail.

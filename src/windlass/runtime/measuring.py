@@ -1,11 +1,12 @@
 """Metrics if there is something to write them with: the official client is an extra."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from windlass.breaker import BreakerReport
 from windlass.runtime.monitor import Page
 
 HOW_TO_INSTALL = "metrics need the extra 'metrics': pip install prometheus-client\n"
@@ -36,14 +37,16 @@ class Counts(Protocol):
 def new_metrics(
     slots: Callable[[], tuple[int, int]],
     is_leader: Callable[[], bool],
+    *,
     processes: Counts | None = None,
+    breakers: Callable[[], Sequence[BreakerReport]] = tuple,
 ) -> Measures:
     """Make metrics, or what says that none are made."""
     if find_spec("prometheus_client") is None:
         return _NotInstalled()
     from windlass.runtime.metrics import Metrics  # noqa: PLC0415 - needs the extra
 
-    return Metrics(slots, is_leader, processes)
+    return Metrics(slots, is_leader, processes=processes, breakers=breakers)
 
 
 class _NotInstalled:

@@ -23,6 +23,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from windlass.breaker import BreakerReport
+from windlass.model.breaker import BreakerState
 from windlass.model.task import (
     Answer,
     ClaimedTask,
@@ -124,11 +126,14 @@ class Metrics(Collector):
         self,
         slots: Callable[[], tuple[int, int]],
         is_leader: Callable[[], bool],
+        *,
         processes: Counts | None = None,
+        breakers: Callable[[], Sequence[BreakerReport]] = tuple,
     ) -> None:
         self._slots = slots
         self._processes = processes
         self._is_leader = is_leader
+        self._breakers = breakers
         self._known: dict[Labels, Labels] = {}
         self._enqueued: Counter[Labels] = Counter()
         self._claimed: Counter[Labels] = Counter()
@@ -246,6 +251,7 @@ class Metrics(Collector):
             for (name, status), tasks in _depths(self._queues).items():
                 depth.add_metric([name, status], tasks)
         yield depth
+        yield from _of_breakers(self._breakers())
         for event, name, meaning in (
             ("lease.lost", "leases_lost", "Leases that were not kept"),
             ("settlement.lost", "settlements_lost", "Outcomes that came too late"),
@@ -286,6 +292,20 @@ def _depths(queues: Sequence[QueueRecord]) -> Counter[tuple[str, str]]:
         name = queue.name if place < MOST_LABELS else OTHERS[1]
         depths.update({(name, status): tasks for status, tasks in queue.counts.items()})
     return depths
+
+
+def _of_breakers(reports: Sequence[BreakerReport]) -> Iterator[Metric]:
+    said = "1 for the state that a breaker is in, 0 for the others"
+    state = GaugeMetricFamily("windlass_breaker_state", said, labels=["breaker", "state"])
+    for report in reports:
+        for one in BreakerState:
+            state.add_metric([report.name, one], one is report.state)
+    yield state
+    opened = Counter({(report.name,): report.opened for report in reports})
+    yield _counter("breaker_opened", "Times that a breaker opened", ["breaker"], opened)
+    refused = Counter({(report.name,): report.refused for report in reports})
+    said = "Calls that a breaker did not let through"
+    yield _counter("breaker_refused", said, ["breaker"], refused)
 
 
 def _counter(

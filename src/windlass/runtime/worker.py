@@ -286,7 +286,12 @@ class Worker:
             },
             store=self._store.check,
         )
-        metrics = new_metrics(self._filled, lambda: self._companion.is_leader, self._processes)
+        metrics = new_metrics(
+            self._filled,
+            lambda: self._companion.is_leader,
+            processes=self._processes,
+            breakers=self._registry.reports,
+        )
         pages = {"/livez": health.livez, "/readyz": health.readyz, "/metrics": metrics.page}
         self._monitor.show(pages)
         watch(metrics)
@@ -432,6 +437,7 @@ class Worker:
             every=timedelta(seconds=self._options.heartbeat),
             is_idle=lambda: self._fetcher.idle,
             running=lambda: self._filled()[0],
+            breakers=lambda: {one.name: one.state for one in self._registry.reports()},
             lost=lost,
             watch_loop=self._loop_watch.watch,
         )

@@ -106,7 +106,13 @@ class SettleVerbs(MemoryTables):
             claims[token].expires_at = now + pulse.lease
         known = self._workers.get(pulse.worker_id)
         if known is not None:
-            record = replace(known.record, heartbeat_at=now, running=pulse.running, idle=pulse.idle)
+            record = replace(
+                known.record,
+                heartbeat_at=now,
+                running=pulse.running,
+                idle=pulse.idle,
+                breakers=dict(pulse.breakers or {}),
+            )
             self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
         return PulseAnswer(kept, registered=known is not None)
 

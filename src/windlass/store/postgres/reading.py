@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
+import msgspec
+
 from windlass.model.errors import TaskNotFound
 from windlass.model.task import (
     Ended,
@@ -79,6 +81,7 @@ class ReadVerbs(PostgresParts):
                 running=row["running"],
                 idle=row["idle"],
                 leader=row["leader"],
+                breakers=msgspec.json.decode(row["breakers"] or "{}", type=dict[str, str]),
             )
             for row in rows
         ]

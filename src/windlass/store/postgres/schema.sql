@@ -3472,7 +3472,8 @@ CREATE TABLE windlass.worker_pulse (
     heartbeat_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
     running integer NOT NULL,
-    idle boolean NOT NULL
+    idle boolean NOT NULL,
+    breakers jsonb
 )
 WITH (fillfactor='50');
 
@@ -3488,7 +3489,8 @@ CREATE VIEW windlass.workers AS
     p.heartbeat_at,
     p.running,
     p.idle,
-    COALESCE(((l.holder = w.id) AND (l.expires_at > windlass.clock())), false) AS leader
+    COALESCE(((l.holder = w.id) AND (l.expires_at > windlass.clock())), false) AS leader,
+    p.breakers
    FROM ((windlass.worker w
      JOIN windlass.worker_pulse p ON ((p.worker_id = w.id)))
      CROSS JOIN windlass.leadership l);

@@ -99,6 +99,7 @@ class SettleVerbs(PostgresParts):
                 pulse.idle,
                 pulse.patience or None,
                 pulse.trusted,
+                msgspec.json.encode(pulse.breakers).decode() if pulse.breakers else None,
             )
         except StoreBusy:
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens))

@@ -149,6 +149,19 @@ class PulseRules(Steps):
         assert worker.heartbeat_at >= worker.started_at + SECOND
         assert (worker.running, worker.idle) == (3, True)
 
+    async def test_a_pulse_says_how_the_breakers_of_a_worker_are(self, store: Store) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        pulse = Pulse(WORKER, [], LEASE, running=0, idle=False)
+
+        before = (await self.known_worker(store)).breakers
+        await store.pulse(pulse._replace(breakers={"payments": "open", "mail": "closed"}))
+        said = (await self.known_worker(store)).breakers
+        await store.pulse(pulse)
+        after = (await self.known_worker(store)).breakers
+
+        assert (before, after) == ({}, {})
+        assert said == {"payments": "open", "mail": "closed"}
+
     async def test_a_pulse_of_an_unknown_worker_says_so_and_extends_all_the_same(
         self, store: Store
     ) -> None:

@@ -1,6 +1,7 @@
 -- pulse: keep the claims that have not expired, and note a sign of life, in one commit.
 -- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle, $6 patience (NULL: none),
 -- $7 trusted: by the worker's own clock none of them has, so if by ours one did, ours was set ahead.
+-- $8 breakers: the state of each, as JSON (NULL: it has none).
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
 -- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
@@ -39,7 +40,8 @@ WITH limited AS MATERIALIZED (
     SET heartbeat_at = windlass.clock(),
         expires_at = windlass.clock() + $3::interval,
         running = $4,
-        idle = $5
+        idle = $5,
+        breakers = $8::text::jsonb
     FROM known
     WHERE p.worker_id = known.worker_id
 )
