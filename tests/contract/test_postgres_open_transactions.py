@@ -27,6 +27,7 @@ from contract.postgres_sessions import (
     settlements,
     worker_info,
 )
+from windlass.model.dead import DeadFilter, Replay
 from windlass.model.examination import Unknown
 from windlass.model.task import (
     CancelAnswer,
@@ -99,6 +100,10 @@ class Scene:
         await self.store.claim(dataclasses.replace(request(), lane=lane))
         await self.store.claim(request())
 
+    async def replay_and_discard(self) -> None:
+        await self.store.replay([Replay(self.buried[1], new_task().id)])
+        await self.store.discard([self.buried[1]])
+
     async def listen(self) -> None:
         async with self.store.listen(lambda *_: None):
             pass
@@ -132,6 +137,11 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
         [Started(s.claims[0].token, task.id, task.generation, 0.0) for task in s.claims[0].tasks]
     ),
     "requested_cancellations": lambda s: s.store.requested_cancellations(s.ids),
+    "stop_retries": lambda s: s.store.stop_retries("resize", "stop"),
+    "bury_retries": lambda s: s.store.bury_retries("resize", 10),
+    "types": lambda s: s.store.types(),
+    "allow_retries": lambda s: s.store.allow_retries("resize"),
+    "expire": lambda s: s.store.expire(10, leadership=s.leadership),
     "register": lambda s: s.store.register(worker_info(OTHER_WORKER), lease=LEASE),
     "pulse": lambda s: s.store.pulse(Pulse(WORKER, [s.claims[0].token], LEASE, 1, True)),
     "set_idle": lambda s: s.store.set_idle(WORKER, idle=False),
@@ -144,6 +154,11 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "held": lambda s: s.store.held(settlements(s.claims[0], Outcome.COMPLETED)),
     "deregister": lambda s: s.store.deregister(WORKER),
     "retry": lambda s: s.store.retry(s.buried[0]),
+    "find_dead": lambda s: s.store.find_dead(DeadFilter()),
+    "read_dead": lambda s: s.store.read_dead(s.buried),
+    "surplus_dead": lambda s: s.store.surplus_dead(0, 10),
+    "expired_dead": lambda s: s.store.expired_dead(10),
+    "replay": lambda s: s.replay_and_discard(),
     "pause": lambda s: s.store.pause("default"),
     "resume": lambda s: s.store.resume("default"),
     "get": lambda s: s.store.get(s.ids[0]),

@@ -1,8 +1,7 @@
 """What a handler says by raising `Snooze`, `RetryAfter` or `Fail`, and what its task's predicate says of others."""
 
-from math import inf
-
 from windlass.failures.describe import describe, failed, text_of
+from windlass.failures.facts import DEEPEST_GROUP
 from windlass.model.attempt import Failed, Snoozed
 from windlass.model.errors import BreakerOpen, ConfigurationError, Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
@@ -24,15 +23,19 @@ def steered(error: BaseException) -> Failed | Snoozed | None:
             return None
 
 
-def _refused_alone(group: BaseExceptionGroup[BaseException]) -> BreakerOpen | None:
+def _refused_alone(
+    group: BaseExceptionGroup[BaseException], levels: int = DEEPEST_GROUP
+) -> BreakerOpen | None:
     """The refusal that lasts longest, if the group holds nothing but calls that were not let through."""
-    refused, others = group.split(BreakerOpen)
-    if refused is None or others is not None:
-        return None
-    first: BaseException = refused
-    while isinstance(first, BaseExceptionGroup):
-        first = max(first.exceptions, key=lambda one: getattr(one, "seconds", inf))
-    return first if isinstance(first, BreakerOpen) else None
+    refusals = []
+    for one in group.exceptions:
+        refused: BaseException | None = one
+        if isinstance(one, BaseExceptionGroup):
+            refused = _refused_alone(one, levels - 1) if levels > 1 else None
+        if not isinstance(refused, BreakerOpen):
+            return None
+        refusals.append(refused)
+    return max(refusals, key=lambda one: one.seconds)
 
 
 def _put_off(error: Snooze | RetryAfter | BreakerOpen) -> Failed | Snoozed:
