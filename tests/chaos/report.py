@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from chaos.settings import HEARTBEAT, LEASE, TERM
+from chaos.settings import HEARTBEAT, LEASE, SWEEP, TERM
 from chaos.world import World
 from windlass.store.clock_watch import PROMPTLY
 from windlass.testing.history_check import (
@@ -48,12 +48,14 @@ def tell(outcome: Outcome, troubles: list[str], seed: int) -> int:
     print(f"{'tasks rescued':<28}{len(rescued)}")
     print(f"{'terms of leaders':<28}{len(terms)}")
     deaths, leaderless = lost(outcome)
+    # What was cut off may have been a sweep of the leader, which is made again when the next one is due.
+    unswept = [(at, at + SWEEP) for at in world.cuts]
     measured = recoveries(
         history,
         deaths,
         lease=LEASE,
         within=outcome.recover_within,
-        outages=[*world.server.outages, *leaderless],
+        outages=[*world.server.outages, *leaderless, *unswept],
     )
     _tell_times("granted again after", [one.seconds for one in measured])
     _tell_times("taken back too late by", [max(0.0, one.overdue) for one in measured])

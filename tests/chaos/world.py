@@ -47,6 +47,7 @@ class World:
     chance: random.Random = field(default_factory=random.Random)  # of the turn
     counts: Counter[str] = field(default_factory=Counter)
     producing: bool = True
+    cuts: list[float] = field(default_factory=list)  # when connections were cut, or sessions ended
     _lasting: list[asyncio.Task[None]] = field(default_factory=list)
 
     # What happens
@@ -116,14 +117,17 @@ class World:
         await self.server.restart_by(how)
 
     async def terminate_session(self) -> None:
+        self.cuts.append(time.time())
         self.counts["sessions ended"] += await self.server.terminate_one(
             self.chance.randrange(1000)
         )
 
     async def cut_one(self) -> None:
+        self.cuts.append(time.time())
         self.counts["connections cut"] += self.proxy.cut_one(self.chance)
 
     async def cut_all(self) -> None:
+        self.cuts.append(time.time())
         self.counts["connections cut"] += self.proxy.cut_all()
 
     async def cut_statement(self) -> None:
@@ -132,6 +136,7 @@ class World:
         rule = self.proxy.at(point, Effect.CUT, text=text)
         try:
             await asyncio.wait_for(rule.reached.wait(), 1)
+            self.cuts.append(time.time())
             self.counts["statements cut"] += 1
         except TimeoutError:
             pass
