@@ -23,14 +23,17 @@ test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
 	$(BIN)/python -m pytest -n 4 -m "not stress"
 
 # Left out: what is about an embedded server, or has none, and what a pooler has no part in: commands, handlers,
-# errors. What a pooler cannot give is skipped by the tests themselves, with the reason (the mark needs_direct).
+# errors, values, probes. What a pooler cannot give is skipped by the tests themselves, with the reason (the mark needs_direct).
 pooled: $(INSTALLED) ## Run the tests of stores and workers behind PgBouncer in transaction mode
 	POSTGRES_TEST_POOLER=1 STORE_MACHINE_EXAMPLES=50 $(BIN)/python -m pytest -n 2 -k "not memory" \
 		tests/contract tests/acceptance tests/faults --ignore tests/contract/test_postgres_pooler.py \
 		--ignore-glob '*/test_embedded*' --ignore-glob '*/test_install*' --ignore-glob '*/test_demo*' \
 		--ignore-glob '*/test_docs*' --ignore-glob '*/test_bench*' --ignore-glob '*/test_cli*' \
 		--ignore-glob '*/test_testing*' --ignore-glob '*/test_error_classes*' --ignore-glob '*/test_wild*' \
-		--ignore-glob '*/test_quick*' --ignore-glob '*/test_breaker*' --ignore tests/acceptance/processes
+		--ignore-glob '*/test_quick*' --ignore-glob '*/test_breaker*' --ignore tests/acceptance/processes \
+		--ignore-glob '*/test_values*' --ignore-glob '*/test_bad_input*' --ignore-glob '*/test_metrics*' \
+		--ignore-glob '*/test_health*' --ignore-glob '*/test_systemd*' --ignore-glob '*/test_event_loop*' \
+		--ignore-glob '*/test_history_check*' --ignore-glob '*/test_on_dead*' --ignore-glob '*/test_mutants*'
 
 check: $(INSTALLED) ## Format, lint, types and import rules
 	$(BIN)/ruff format --check .
