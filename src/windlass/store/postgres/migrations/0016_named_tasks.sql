@@ -76,8 +76,7 @@ $$;
 -- it no sooner than its claim is there, which comes later in the log. Whoever else sees it meanwhile and
 -- answers for it has to wait as well (enqueue_tasks.sql). The lock that a notification needs, one for all of a
 -- server, is not held during the wait.
--- A procedure that commits can set nothing for itself; it runs with the rights of who calls it. enqueue_one stays
--- for those that have been running since before.
+-- A procedure that commits can set nothing for itself; it runs with the rights of who calls it.
 CREATE PROCEDURE windlass.enqueue_now(
     task_id uuid, payload text, type text, queue text, priority smallint, max_attempts smallint,
     retention integer
