@@ -13,11 +13,10 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
-from uuid import uuid4
 
 from windlass.context import current_job
 from windlass.failures.classifier import Classifier
-from windlass.model.breaker import BreakerState, CallOutcome, SharedBreaker
+from windlass.model.breaker import BreakerState, CallOutcome
 from windlass.model.errors import BreakerOpen, ConfigurationError, Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
 from windlass.model.limits import shown
@@ -105,7 +104,6 @@ class Breaker:
         self._opened = 0
         self._refused = 0
         self._waiting: deque[_Asked] = deque()  # the first one is answered first
-        self.shared = Shared(self)
 
     # For people
 
@@ -137,7 +135,6 @@ class Breaker:
         with self._lock:
             self._clock = clock or self._clock
             self._circuit.close()
-            self.shared.forget()
             self._answer_waiting()
 
     def __repr__(self) -> str:
@@ -195,11 +192,9 @@ class Breaker:
 
     def _admit(self, asking: Asking) -> ProtectedCall | Refusal:
         now = self._clock()
-        admitted = self._circuit.admit(now, asking, may_try=self.shared.may_try)
+        admitted = self._circuit.admit(now, asking)
         if isinstance(admitted, Permit):
             return ProtectedCall(self, admitted, now)
-        if self._circuit.state(now) is BreakerState.HALF_OPEN:
-            self.shared.ask()
         return admitted
 
     def _stop_waiting(self, asked: "_Asked") -> bool:
@@ -237,34 +232,16 @@ class Breaker:
             if after is BreakerState.OPEN and before is BreakerState.CLOSED:
                 self._opened += 1
         if after is not None:
-            self.shared.tell(after)
             self._emit(before, after)
 
-    def follow(self, known: SharedBreaker) -> None:
-        """Be as the store says that it is: another worker has found out something."""
-        with self._lock:
-            now = self._clock()
-            before = self._circuit.state(now)
-            if known.open_for is not None:
-                after = self._circuit.open(now + known.open_for)
-            elif before is BreakerState.CLOSED:
-                after = before
-            else:
-                after = self._circuit.close()
-            if after is BreakerState.OPEN and before is BreakerState.CLOSED:
-                self._opened += 1
-            self._answer_waiting()
-        if after is not before:
-            self._emit(before, after, told_by="the store")
-
-    def _emit(self, before: BreakerState, after: BreakerState, **more: str) -> None:
+    def _emit(self, before: BreakerState, after: BreakerState) -> None:
         if after is BreakerState.CLOSED:
-            emit("breaker.closed", breaker=self.name, **more)
+            emit("breaker.closed", breaker=self.name)
             return
         pause = f"{self.half_open_in:.3g} s"
         # Once for an outage: a trial that fails says nothing new.
         event = "breaker.opened" if before is BreakerState.CLOSED else "breaker.stays_open"
-        emit(event, breaker=self.name, half_open_in=pause, **more)
+        emit(event, breaker=self.name, half_open_in=pause)
 
     # As a block
 
@@ -422,58 +399,3 @@ def _is_in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
-
-
-class Shared:
-    """What a breaker has to do with the store, if its workers share it.
-
-    Whoever keeps it in step with the store calls `govern`; without anybody it goes by itself.
-    """
-
-    def __init__(self, breaker: Breaker) -> None:
-        self._breaker = breaker
-        self.holder = uuid4()  # who tries: this breaker of this process
-        self.epoch = 0  # of the store, when it was looked at last
-        self.news: BreakerState | None = None  # that the store does not know
-        self.is_asked = False  # a trial would have been made
-        self._is_governed = False
-        self._may_try = False
-        self._wake: Callable[[], None] | None = None
-
-    @property
-    def may_try(self) -> bool:
-        """Whether a trial may be let through, as far as others are concerned."""
-        return self._may_try or not self._is_governed
-
-    def govern(self, wake: Callable[[], None] | None) -> None:
-        """Let the store decide who tries from here on, or with nothing to wake, this process by itself."""
-        self._wake = wake
-        self._is_governed = wake is not None
-        self._may_try = False
-
-    def allow(self, may_try: bool) -> None:
-        """Say whether the trials are ours."""
-        self._may_try = may_try
-        self.is_asked = False
-
-    def tell(self, state: BreakerState) -> None:
-        """Keep for the store what was found out here. Any thread may call."""
-        if self._breaker.settings.shared:
-            self.news = state
-            self._wake_up()
-
-    def ask(self) -> None:
-        """Say that there is a call to try with. Any thread may call."""
-        if self._is_governed and not self._may_try and not self.is_asked:
-            self.is_asked = True
-            self._wake_up()
-
-    def _wake_up(self) -> None:
-        if self._wake is not None:
-            self._wake()
-
-    def forget(self) -> None:
-        """Begin again: nothing is known, and there is no news."""
-        self.epoch = 0
-        self.news = None
-        self.is_asked = self._may_try = False

@@ -266,13 +266,6 @@ def test_half_open_lets_through_so_many_trials_at_a_time() -> None:
     assert made.state(30) is HALF_OPEN
 
 
-def test_half_open_lets_nothing_through_that_may_not_be_tried() -> None:
-    made = opened(recovery=30)
-
-    assert isinstance(made.admit(30, may_try=False), Refusal)
-    assert isinstance(made.admit(30, may_try=True), Permit)
-
-
 def test_so_many_trials_that_succeed_close_it() -> None:
     made = opened(trials=2, recovery=30)
     first, second = begun(made, 30)

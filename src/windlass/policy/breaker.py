@@ -49,7 +49,6 @@ class BreakerSettings:
     minimum: int = 10
     counts: frozenset[ErrorClass] = frozenset(COUNTED)
     timeout: float | None = None
-    shared: bool = False
 
     @property
     def threshold(self) -> int:
@@ -118,17 +117,15 @@ class Circuit:
         """Seconds until trials are let through, if it is open."""
         return self._half_open_at - now if self.state(now) is BreakerState.OPEN else 0.0
 
-    def admit(
-        self, now: float, asking: Asking = Asking.FIRST, *, may_try: bool = True
-    ) -> Permit | Refusal:
-        """Let a call through, or not. Without `may_try` none is that would be a trial."""
+    def admit(self, now: float, asking: Asking = Asking.FIRST) -> Permit | Refusal:
+        """Let a call through, or not."""
         state = self.state(now)
         longest = min(self._settings.recovery, LONGEST_SPAN)
         if state is BreakerState.OPEN:
             return Refusal(self._half_open_at - now, longest)
         self._give_up_silent(now)
         is_trial = state is BreakerState.HALF_OPEN
-        if len(self._calls) < self._places(now, asking) and (may_try or not is_trial):
+        if len(self._calls) < self._places(now, asking):
             self._refused = 0
             permit = Permit(next(self._numbers), self.epoch)
             self._calls[permit.number] = now
