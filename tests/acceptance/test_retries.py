@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import asyncpg
 import pytest
 from click.testing import CliRunner
 
@@ -130,8 +129,7 @@ async def test_a_call_follows_a_completion_in_the_handlers_own_transaction(
 
         @app.task(on_success=after)
         async def work(ctx: Context) -> None:
-            async with ctx.transaction() as connection:
-                assert isinstance(connection, asyncpg.Connection) or connection is not None
+            async with ctx.transaction():
                 ctx.complete(7)
 
         async with app.worker():
