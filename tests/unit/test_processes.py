@@ -413,6 +413,27 @@ async def test_a_pool_can_be_stopped_while_its_processes_start(make: Make) -> No
     assert not pool._all
 
 
+async def test_a_connection_is_closed_however_soon_its_process_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, writers = asyncio.open_unix_connection, []
+
+    async def connect_late(**options: Any) -> Any:
+        reader, writer = await connect(**options)
+        await asyncio.sleep(0.5)  # a process that was there has ended by then
+        writers.append(writer)
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", connect_late)
+    pool = make()
+    starting = asyncio.create_task(pool.start())
+    await until(lambda: pool._all)
+    await asyncio.wait_for(pool.stop(), WITHIN)
+    await asyncio.wait_for(starting, WITHIN)
+
+    assert [writer.is_closing() for writer in writers] == [True]
+
+
 async def test_who_waits_for_a_process_is_served_in_order_and_may_give_up(
     pool: Pool, tmp_path: Path
 ) -> None:

@@ -66,18 +66,20 @@ class Process:
     async def start(self, spawner: Executor) -> bool:
         """Start it; return whether it is ready. If not, `how` says what became of it."""
         ours, theirs = socket.socketpair()
-        # Always to its end: one that nobody knows of could not be ended.
         self._process = get_context("spawn").Process(
             target=child.main,
             args=(theirs, os.getpid(), tuple(self._program), levels()),
             name="windlass-process",
         )
+        # Before it runs: whenever it ends, there is a connection to close.
+        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        # Always to its end: one that nobody knows of could not be ended.
         starting = self._loop.run_in_executor(spawner, self._process.start)
         try:
             await asyncio.wait([starting])
             starting.result()
         except Exception as error:  # noqa: BLE001 - the worker lives, and says why it has none
-            ours.close()
+            self._writer.close()
             self._is_over.set()
             self.how = f"could not be started: {shown(error)}"
             return False
@@ -85,9 +87,8 @@ class Process:
             theirs.close()
         if self.why:  # meanwhile
             self._signal(signal.SIGKILL)
-        threading.Thread(target=self._watch, name="windlass-process-end", daemon=True).start()
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader), name="windlass-process")
+        threading.Thread(target=self._watch, name="windlass-process-end", daemon=True).start()
         await asyncio.wait([self._ready], timeout=READY_WITHIN)
         if self._is_over.is_set():
             self.how += " before it was ready; standard error may say why"
@@ -225,6 +226,8 @@ class Process:
         self._end(Died(self.how))
         if self._writer is not None:
             self._writer.close()
+            with suppress(OSError):  # it had written to a process that was gone
+                await self._writer.wait_closed()
 
 
 def _how(code: int | None, *, is_expected: bool, is_cut: bool) -> str:
