@@ -360,8 +360,12 @@ class App(TaskSet):
         concurrency: int | None = None,
         shutdown_timeout: float | timedelta | None = None,
         monitor: Monitor | None = None,
+        replace_process: Callable[[], Never] | None = None,
     ) -> Worker:
-        """Make a worker that is not running yet, for whoever handles signals."""
+        """Make a worker that is not running yet, for whoever handles signals.
+
+        Whoever has given a process to it alone may say how another takes its place.
+        """
         self.registry.check_breakers()
         settings = self.settings
         if concurrency is not None:
@@ -410,6 +414,9 @@ class App(TaskSet):
             buffer_seconds=settings.buffer_seconds,
             max_result_bytes=settings.max_result_bytes,
             processes=processes,
+            stuck_threads=settings.stuck_threads,
+            # What is in memory alone would go with the process.
+            replace_process=None if self.url == "memory:" else replace_process,
             on_startup=self._on_startup,
             on_shutdown=self._on_shutdown,
         )

@@ -50,6 +50,7 @@ class Settings:
     process_tasks: int = 1000
     process_age: float = 3600.0
     process_memory: int = 0
+    stuck_threads: int = 20
 
     error_rules: str = ""
 

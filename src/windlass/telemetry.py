@@ -44,6 +44,8 @@ LEVELS = {
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
     "handler.failed_late": logging.WARNING,
+    "worker.stuck": logging.ERROR,
+    "worker.exhausted": logging.WARNING,
     "process.died": logging.WARNING,
     "process.failed": logging.WARNING,
     "service.failed": logging.ERROR,

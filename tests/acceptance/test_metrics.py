@@ -1,6 +1,7 @@
 """What a worker shows to Prometheus, read with the official client."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -95,6 +96,25 @@ async def test_a_worker_counts_what_it_does(app: App, port: int) -> None:
     assert seen["windlass_slots_busy", ()] == 1
     assert seen["windlass_claim_tasks_sum", ()] == 7
     assert seen["windlass_settle_tasks_sum", ()] == 6
+
+
+async def test_threads_that_hang_are_shown(database_url: str, port: int) -> None:
+    app = App(database_url, **QUICK, health_port=port)
+    finish = threading.Event()
+
+    @app.task(timeout=0.1, retry=1)
+    def hang() -> None:
+        finish.wait(60)
+
+    async with app, app.worker():
+        await hang.enqueue()
+        shown = []
+        async with asyncio.timeout(20):
+            while 1 not in shown:
+                shown.append((await scrape(port))["windlass_stuck_threads", ()])
+            finish.set()
+            while shown[-1] != 0:
+                shown.append((await scrape(port))["windlass_stuck_threads", ()])
 
 
 async def test_a_task_completed_by_its_handler_counts_as_completed(

@@ -98,14 +98,16 @@ def way(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
-    """Start a worker of `life_app`, with failpoints if they are named."""
+    """Start a worker, of `life_app` unless another is named, with failpoints if they are."""
     with ExitStack() as ending:
         numbers = count(1)
 
-        def start(failpoints: str = "", **options: Any) -> WorkerProcess:
+        def start(
+            failpoints: str = "", *, application: str = "faults.life_app:app", **options: Any
+        ) -> WorkerProcess:
             options = {"url": database_url, "settings": QUICK} | options
             worker = WorkerProcess(
-                "faults.life_app:app",
+                application,
                 log=tmp_path / f"worker-{next(numbers)}.log",
                 folder=tmp_path,
                 failpoints=failpoints,

@@ -14,8 +14,7 @@ from unit.slots_bench import SIZE, TOKEN, Make, OneLook, claim, take
 from windlass.model.attempt import Released
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Outcome, Started
-from windlass.runtime import slots
-from windlass.runtime.job import Job
+from windlass.runtime.job import GIVE_WAY_WITHIN, Job
 from windlass.runtime.worker import Worker
 from windlass.telemetry import counted, unwatch, watch
 
@@ -242,7 +241,7 @@ async def test_a_handler_is_given_up_so_long_after_it_could_hear_that_it_should_
     (job,) = worker._slots._running
     job.give_way_at = clock.now
     written = []
-    for passes in (60, slots.GIVE_WAY_WITHIN - 1, 2):  # first, the event loop was blocked
+    for passes in (60, GIVE_WAY_WITHIN - 1, 2):  # first, the event loop was blocked
         clock.now += passes
         await worker._slots.watch(OneLook())
         written.append(waiting_to_be_written(worker))

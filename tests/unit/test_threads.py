@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,41 @@ async def test_a_thread_is_used_again(threads: Threads) -> None:
     (second,) = await run(threads, threading.current_thread)
 
     assert second is first
+
+
+async def test_calls_that_were_given_up_are_counted_until_they_return(threads: Threads) -> None:
+    go_on = threading.Event()
+    told: list[int] = []
+    threads._tell_stuck = told.append
+    began = [threading.Event() for _ in range(2)]
+
+    def wait(number: int) -> None:
+        began[number].set()
+        go_on.wait(WITHIN)
+
+    for number in range(2):
+        hung = threads.submit(partial(wait, number))
+        await asyncio.to_thread(began[number].wait, WITHIN)
+        hung.answer.cancel()
+        threads.give_up(hung)
+    over = threads.submit(go_on.is_set)
+    await over.answer
+    threads.give_up(over)
+    assert (threads.stuck, told) == (2, [1, 2])
+
+    go_on.set()
+    async with asyncio.timeout(WITHIN):
+        while threads.stuck:
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_was_given_up_before_it_began_is_not_counted(threads: Threads) -> None:
+    never = threads.submit(threading.current_thread)
+    never.answer.cancel()
+    threads.give_up(never)
+    await run(threads, *[threading.current_thread] * 3)
+
+    assert threads.stuck == 0
 
 
 async def test_calls_that_return_at_once_share_threads(threads: Threads) -> None:
@@ -108,7 +144,7 @@ async def test_a_call_that_was_given_up_before_it_began_is_not_run(threads: Thre
     await run(threads, lambda: ran.append(3))
 
     assert ran == [3]
-    assert not second.is_over
+    assert second.thread == 0
     assert second.thread == 0
 
 

@@ -21,6 +21,7 @@ from windlass.cli.loading import (
     run,
 )
 from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
+from windlass.cli.replacing import replace_process
 from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
@@ -74,7 +75,7 @@ async def _work(
     shutdown_timeout: float | None,
 ) -> int:
     """Work until a signal; return the exit code, which tells whether everything was written."""
-    stop = Stop()
+    stop, draining = Stop(), Stop()
     _on_signals(stop.set)
     with app.monitor() as monitor:
         if not await _opened(app, stop):
@@ -85,9 +86,11 @@ async def _work(
                 concurrency=concurrency,
                 shutdown_timeout=shutdown_timeout,
                 monitor=monitor,
+                replace_process=replace_process,
             )
 
             def drain() -> None:
+                draining.set()
                 working.stop()
                 notify("STOPPING=1", patience=0)  # a courtesy: nothing waits for it
 
@@ -96,6 +99,8 @@ async def _work(
                 drain()
             async with watchdog_told():
                 await working.run(started=partial(notify, "READY=1"))
+    if working.is_exhausted and not draining:
+        replace_process()
     return 1 if working.unsettled else 0
 
 

@@ -130,6 +130,10 @@ class Committer:
             self._failure = error  # of ours: what the store does is dealt with
             self._arrived.set()
 
+    def last_settlements(self) -> list[Settlement]:
+        """What still waits to be written. Another thread may ask."""
+        return [done.settlement for done in list(self._waiting)]
+
     def close(self) -> None:
         """Write what there is and end."""
         self._closing = True

@@ -23,6 +23,7 @@ from windlass.model.failure import ErrorClass
 from windlass.policy.budget import Account, Budget
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.completing import Completing
+from windlass.runtime.interrupting import Overran
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.processes.apart import Apart, Elsewhere
 from windlass.runtime.steering import as_predicate_says, steered
@@ -115,7 +116,7 @@ class Executor:
         outcome: AttemptOutcome | None
         try:
             value = await _within(definition.timeout, call(), limit)
-        except _Overran as error:
+        except Overran as error:
             # Without a traceback: our frames say nothing of it.
             outcome = failed("TimeoutError", str(error), ErrorClass.TRANSIENT)
         except BaseException as error:  # noqa: BLE001 - as above
@@ -193,6 +194,7 @@ class Executor:
             if not running.is_over:
                 error.add_note(_where_is(running.thread))  # ours are the only frames it has
                 emit("thread.abandoned", task_id=job.task.id, type=job.task.type)
+                self._threads.give_up(running)
             raise
         # A plain decorator around a coroutine function looks like a plain function.
         return await value if inspect.iscoroutine(value) else value
@@ -253,8 +255,10 @@ class Executor:
                 return self._halted(job)
             case Elsewhere():
                 return error.outcome
-            case _Overran():
+            case Overran():
                 return failed("TimeoutError", str(error), ErrorClass.TRANSIENT, error)
+            case BaseExceptionGroup() if overran := _first_overran(error):
+                return failed("TimeoutError", str(overran), ErrorClass.TRANSIENT, error)
             case _:
                 return steered(error) or self._classified(definition, error)
 
@@ -293,11 +297,14 @@ def _told(job: Job, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
     return outcome
 
 
-class _Overran(Exception):  # noqa: N818 - says what happened
-    """The attempt took longer than its timeout; a TimeoutError of the handler's own is not this."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"took longer than {seconds:g} s")
+def _first_overran(error: BaseException) -> Overran | None:
+    """Whether what a handler has started took too long."""
+    while isinstance(error, BaseExceptionGroup):
+        of_those = error.subgroup(Overran)
+        if of_those is None:
+            return None
+        error = of_those.exceptions[0]
+    return error if isinstance(error, Overran) else None
 
 
 async def _within(
@@ -310,10 +317,10 @@ async def _within(
             value = await call
     except TimeoutError as error:
         if limit.expired():
-            raise _Overran(seconds or 0) from error
+            raise Overran(seconds or 0) from error
         raise
     if limit.expired():  # it caught its cancellation and returned all the same
-        raise _Overran(seconds or 0)
+        raise Overran(seconds or 0)
     return value
 
 

@@ -12,6 +12,8 @@ from windlass.context import Context
 from windlass.model.attempt import AttemptOutcome
 from windlass.model.task import Claim, ClaimedTask, Fence
 
+GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
+
 
 class Judge(Protocol):
     """What a handler did to end its own task."""

@@ -1,21 +1,26 @@
-"""Notices that the worker's event loop does not turn, and says who blocks it."""
+"""Notices that the worker's event loop does not turn, says who blocks it, and ends that when its time is over."""
 
 import asyncio
+import contextvars
+import gc
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from types import FrameType
+from typing import Any
 
-from windlass.runtime.job import Job
+from windlass.context import current_job
+from windlass.runtime.interrupting import Interrupter, is_ours
+from windlass.runtime.job import GIVE_WAY_WITHIN, Job
 from windlass.telemetry import emit
 
 BLOCKED_AFTER = 1.0  # seconds without a turn
 LOOK_EVERY = 0.25
 FRAMES = 12
-_WINDLASS = str(Path(__file__).parents[1])
+
+GiveUp = Callable[[Job], Awaitable[None]]
 
 
 class LoopWatch:
@@ -25,14 +30,17 @@ class LoopWatch:
     tells it by itself, once it turns again.
     """
 
-    def __init__(self, running: Callable[[], list[Job]]) -> None:
+    def __init__(self, running: Callable[[], list[Job]], give_up: GiveUp | None = None) -> None:
         self._running = running
+        self._give_up = give_up  # the process, which this job blocks
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turned_at = time.monotonic()
         self._telling = threading.Lock()
         self._told_of = 0.0  # the last turn before the block that was told
-        self._frames_below = 0  # of whatever the event loop calls: its own, and of who runs it
+        self._interrupter = Interrupter()
+        self._insisted_on = 0.0  # the last turn before a block that is to end
+        self._insists_since = 0.0
 
     @property
     def silent_for(self) -> float:
@@ -42,15 +50,21 @@ class LoopWatch:
     async def turn(self) -> None:
         """Give signs of life, in the worker's event loop, until cancelled."""
         await asyncio.sleep(0)  # from here on called by the loop, and not by who made the task
-        self._frames_below = _depth(sys._getframe())  # noqa: SLF001
-        while True:
-            self._turned_at = time.monotonic()
-            await asyncio.sleep(LOOK_EVERY)
-            blocked = time.monotonic() - self._turned_at
-            if blocked > BLOCKED_AFTER:
-                if self._is_news(self._turned_at):
-                    emit("loop.blocked", seconds=round(blocked, 1), stack="not seen")
-                emit("loop.freed", seconds=round(blocked, 1))
+        self._interrupter.frames_below = _depth(sys._getframe())  # noqa: SLF001
+        self._interrupter.install()
+        try:
+            while True:
+                self._turned_at = time.monotonic()
+                await asyncio.sleep(LOOK_EVERY)
+                self._tell_freed(time.monotonic() - self._turned_at)
+        finally:
+            self._interrupter.remove()
+
+    def _tell_freed(self, blocked: float) -> None:
+        if blocked > BLOCKED_AFTER:
+            if self._is_news(self._turned_at):
+                emit("loop.blocked", seconds=round(blocked, 1), stack="not seen")
+            emit("loop.freed", seconds=round(blocked, 1))
 
     async def watch(self) -> None:
         """Look, from the event loop of another thread, until cancelled."""
@@ -59,12 +73,39 @@ class LoopWatch:
             await asyncio.sleep(LOOK_EVERY)
             if time.monotonic() - began < BLOCKED_AFTER:  # or everything stood still, we as well
                 self._look()
+                await self._insist()
 
     def _look(self) -> None:
         turned_at = self._turned_at
         blocked = time.monotonic() - turned_at
         if blocked > BLOCKED_AFTER and self._is_news(turned_at):
             emit("loop.blocked", seconds=round(blocked, 1), **self._whose(), stack=self._stack())
+
+    async def _insist(self) -> None:
+        """Interrupt a handler that blocks the loop although its time is over; at last, give up the process."""
+        turned_at, now = self._turned_at, time.monotonic()
+        overdue = [job for job in self._running() if job.overran()]
+        if not overdue or now - turned_at < 2 * LOOK_EVERY:
+            return
+        if self._insisted_on != turned_at:
+            self._insisted_on, self._insists_since = turned_at, now
+        if now - self._insists_since <= GIVE_WAY_WITHIN:
+            self._interrupter.interrupt()
+            return
+        blocking = self._blocking()  # others may be overdue for all that they can do
+        if blocking in overdue and self._give_up is not None:
+            await self._give_up(blocking)
+
+    def _blocking(self) -> Job | None:
+        """Which job blocks the loop, by its own task or by one that it has started."""
+        task, jobs = asyncio.current_task(self._loop), self._running()
+        if task is None:
+            return None
+        started_by = _context_of(task).get(current_job)
+        return next(
+            (job for job in jobs if job.runner is task),
+            next((job for job in jobs if started_by is not None and started_by[1] is job), None),
+        )
 
     def _is_news(self, turned_at: float) -> bool:
         """Whether nobody has told of the block after this turn; whoever asks first does."""
@@ -73,19 +114,23 @@ class LoopWatch:
             return told_of != turned_at
 
     def _whose(self) -> dict[str, object]:
-        # A handler's own subtask is none of our tasks: then the stack alone tells.
-        current = asyncio.current_task(self._loop)
-        for job in self._running():
-            if job.runner is current:
-                return {"type": job.task.type, "task_id": job.task.id}
-        return {}
+        job = self._blocking()  # or the stack alone tells
+        return {} if job is None else {"type": job.task.type, "task_id": job.task.id}
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 - the one way to it
         frames = traceback.extract_stack(frame)
         # What the event loop called; it may have called us, and we the handler.
-        shown = [one for one in frames[self._frames_below :] if not _is_ours(one)] or frames
+        called = frames[self._interrupter.frames_below :]
+        shown = [one for one in called if not is_ours(one.filename)] or frames
         return " > ".join(f"{one.filename}:{one.lineno} {one.name}" for one in shown[-FRAMES:])
+
+
+def _context_of(task: asyncio.Task[Any]) -> contextvars.Context:
+    """Where a task finds its variables."""
+    if sys.version_info >= (3, 12):
+        return task.get_context()
+    return next(one for one in gc.get_referents(task) if isinstance(one, contextvars.Context))
 
 
 def _depth(frame: FrameType) -> int:
@@ -94,7 +139,3 @@ def _depth(frame: FrameType) -> int:
     while below is not None:
         below, depth = below.f_back, depth + 1
     return depth
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_WINDLASS)

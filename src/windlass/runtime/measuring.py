@@ -40,13 +40,16 @@ def new_metrics(
     *,
     processes: Counts | None = None,
     breakers: Callable[[], Sequence[BreakerReport]] = tuple,
+    stuck_threads: Callable[[], int] = int,
 ) -> Measures:
     """Make metrics, or what says that none are made."""
     if find_spec("prometheus_client") is None:
         return _NotInstalled()
     from windlass.runtime.metrics import Metrics  # noqa: PLC0415 - needs the extra
 
-    return Metrics(slots, is_leader, processes=processes, breakers=breakers)
+    return Metrics(
+        slots, is_leader, processes=processes, breakers=breakers, stuck_threads=stuck_threads
+    )
 
 
 class _NotInstalled:

@@ -129,8 +129,10 @@ class Metrics(Collector):
         *,
         processes: Counts | None = None,
         breakers: Callable[[], Sequence[BreakerReport]] = tuple,
+        stuck_threads: Callable[[], int] = int,
     ) -> None:
         self._slots = slots
+        self._stuck_threads = stuck_threads
         self._processes = processes
         self._is_leader = is_leader
         self._breakers = breakers
@@ -242,6 +244,8 @@ class Metrics(Collector):
         running, size = self._slots()
         yield GaugeMetricFamily("windlass_slots", "Tasks that may run at once", value=size)
         yield GaugeMetricFamily("windlass_slots_busy", "Tasks that run", value=running)
+        said = "Threads whose handlers were given up and have not returned"
+        yield GaugeMetricFamily("windlass_stuck_threads", said, value=self._stuck_threads())
         if self._processes is not None:
             yield from _of_processes(self._processes)
         depth = GaugeMetricFamily(

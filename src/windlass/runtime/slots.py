@@ -19,7 +19,7 @@ from windlass.runtime.carrier import Carriers
 from windlass.runtime.committer import Done
 from windlass.runtime.executor import Executor
 from windlass.runtime.heartbeat import Leases
-from windlass.runtime.job import Halt, Job
+from windlass.runtime.job import GIVE_WAY_WITHIN, Halt, Job
 from windlass.runtime.reporter import REPORT_EVERY
 from windlass.service import Stop
 from windlass.telemetry import emit, tell
@@ -29,7 +29,6 @@ MOST_UNSETTLED_BYTES = 32 << 20  # of their results, if they are as large as tho
 LOOK_EVERY = 0.2  # seconds
 LOOK_EVERY_IDLE = 0.5
 SHORTEST_LOOK = 0.05  # seconds, over which a rate is taken
-GIVE_WAY_WITHIN = 5.0  # seconds, for a handler that overran, was cancelled or lost its lease
 FORGET = 0.95  # what is left of the average size of payloads after each one more
 FIRST_CLAIM = 100  # tasks, of which nobody knows yet how large they are
 CLAIM_BYTES = 4 << 20  # of payloads in one claim, if they are as large as those before
@@ -218,8 +217,6 @@ class Slots:
     def _end(self, job: Job, outcome: AttemptOutcome) -> None:
         self.unsettled += 1
         settlement = self._settlement(job, outcome)
-        if job.task.type in self._calls_back:
-            settlement = replace(settlement, calls_back=True)
         result = settlement.result
         if result is not None or self._average_result:
             size = 0 if result is None else len(result)
@@ -228,6 +225,12 @@ class Slots:
         self._changed.set()
 
     def _settlement(self, job: Job, outcome: AttemptOutcome) -> Settlement:
+        settlement = self._decided(job, outcome)
+        if job.task.type in self._calls_back:
+            settlement = replace(settlement, calls_back=True)
+        return settlement
+
+    def _decided(self, job: Job, outcome: AttemptOutcome) -> Settlement:
         task, token = job.task, job.claim.token
         if isinstance(outcome, Succeeded):
             return completed(token, task, outcome, job.started_after, reported=job.reported)
@@ -361,6 +364,15 @@ class Slots:
         """Leave behind the handlers that do not give way; their tasks go back all the same."""
         while self._running:
             self._end(self._running.pop(), Released())
+
+    def last_settlements(self, blocking: Job) -> list[Settlement]:
+        """What is to be written of all that is held when a job has cost the process. Another thread may ask."""
+        last = [self._settlement(job, Released()) for job in list(self._waiting)]
+        for job in self.running():
+            outcome = self._executor.abandoned(job) if job is blocking else Released()
+            if outcome is not None:
+                last.append(self._settlement(job, outcome))
+        return last
 
     async def until_nothing_runs(self) -> None:
         """Wait for the last handler."""

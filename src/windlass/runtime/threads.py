@@ -15,13 +15,14 @@ GROW_AFTER = 0.001  # seconds without a free thread: whatever runs is not over i
 class ThreadCall:
     """A call that runs, or is to run, in a thread."""
 
-    __slots__ = ("answer", "call", "is_over", "thread")
+    __slots__ = ("answer", "call", "is_given_up", "is_over", "thread")
 
     def __init__(self, call: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
         self.call = call
         self.answer = answer  # belongs to the event loop
         self.thread = 0  # which one runs it; none yet
-        self.is_over = False  # it has returned, whether or not somebody waits for it
+        self.is_over = False  # it has returned, whether or not somebody waits, or will never begin
+        self.is_given_up = False  # nobody waits for it
 
 
 class Threads:
@@ -33,12 +34,14 @@ class Threads:
     never takes a slot with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stuck: Callable[[int], None] = lambda _: None) -> None:
+        self._tell_stuck = stuck  # how many calls were given up and have not returned
         self._loop = asyncio.get_running_loop()
         self._work: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._free = 0  # threads that wait for work
         self._started = 0
+        self.stuck = 0  # calls that were given up and have not returned
         self._growing: asyncio.TimerHandle | None = None
         self._ended: deque[tuple[ThreadCall, Any, BaseException | None]] = deque()
         self._is_told = False  # the event loop will look at what has ended
@@ -51,6 +54,16 @@ class Threads:
             self._start(1)
         self._look_soon()
         return submitted
+
+    def give_up(self, running: ThreadCall) -> None:
+        """Wait no longer for a call. Its thread cannot be ended from outside, and is counted."""
+        with self._lock:
+            if running.is_over:
+                return
+            running.is_given_up = True
+            self.stuck += 1
+            stuck = self.stuck
+        self._tell_stuck(stuck)
 
     def close(self) -> None:
         """Let every thread end once it has nothing to do."""
@@ -82,9 +95,14 @@ class Threads:
 
     def _run(self) -> None:
         while (submitted := self._next()) is not None:
-            if not submitted.answer.cancelled():  # before it began
+            if submitted.answer.cancelled():  # before it began
+                self._count_end(submitted)
+            else:
                 submitted.thread = threading.get_ident()
-                self._end(submitted, *_outcome(submitted.call))
+                outcome = _outcome(submitted.call)
+                self._count_end(submitted)
+                self._end(submitted, *outcome)
+                del outcome
             del submitted
 
     def _next(self) -> ThreadCall | None:
@@ -95,8 +113,12 @@ class Threads:
             self._free -= 1
         return submitted
 
+    def _count_end(self, submitted: ThreadCall) -> None:
+        with self._lock:
+            submitted.is_over = True
+            self.stuck -= submitted.is_given_up
+
     def _end(self, submitted: ThreadCall, value: Any, error: BaseException | None) -> None:
-        submitted.is_over = True
         self._ended.append((submitted, value, error))
         if not self._is_told:
             self._is_told = True

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
@@ -22,6 +22,7 @@ from windlass.runtime.health import Health
 from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.runtime.hooks import call, call_all
 from windlass.runtime.job import Job
+from windlass.runtime.leaving import leave_behind
 from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.measuring import new_metrics
 from windlass.runtime.monitor import Monitor
@@ -72,6 +73,8 @@ class WorkerOptions:
     buffer_seconds: float
     max_result_bytes: int
     processes: ProcessOptions
+    stuck_threads: int
+    replace_process: Callable[[], Never] | None = None  # if the process is the worker's own
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
 
@@ -97,7 +100,7 @@ class Worker:
         self._clock = clock
         self._options = options
         self._lease = timedelta(seconds=options.lease)
-        self._threads = Threads()
+        self._threads = Threads(self._count_stuck)
         types_apart = _types_apart(registry, options.info.types)
         self._processes = self._new_processes(types_apart) if types_apart else None
         self._executor = Executor(
@@ -137,7 +140,10 @@ class Worker:
             beside=self._fetcher.promote_while_busy,
             patience=patience(self._lease),
         )
-        self._loop_watch = LoopWatch(self._slots.running)
+        self._loop_watch = LoopWatch(
+            self._slots.running, self._give_up_process if options.replace_process else None
+        )
+        self.is_exhausted = False  # another process should take the place of this one
         self._beating_heart: Heartbeat | None = None
         self._listening: Listening | None = None
         self._absence = "starting"  # why it does not work; empty: it does
@@ -252,6 +258,30 @@ class Worker:
             slots.drain()  # at once: nothing is claimed or begun from here on
         self._stopping.set()
 
+    def _count_stuck(self, threads: int) -> None:
+        """Make room for a new process when too many threads of this one are lost to it."""
+        if threads <= self._options.stuck_threads or self.is_exhausted:
+            return
+        self.is_exhausted = True
+        emit("worker.exhausted", worker_id=self._options.info.id, stuck_threads=threads)
+        if self._options.replace_process is not None and not self._stopping:
+            self.stop()
+
+    async def _give_up_process(self, blocking: Job) -> None:
+        """Leave everything to a new process: a handler keeps the event loop. In the heart's thread."""
+        info, replace_process = self._options.info, self._options.replace_process
+        task = blocking.task
+        emit("worker.stuck", worker_id=info.id, task_id=task.id, type=task.type)
+        last = [
+            *self._committer.last_settlements(),
+            *(one for slots in self._all_slots for one in slots.last_settlements(blocking)),
+        ]
+        await leave_behind(self._store.beside(), info.id, last, within=LEAVE_WITHIN)
+        if self._processes is not None:
+            self._processes.kill()
+        if replace_process is not None:
+            replace_process()
+
     async def run(
         self, *, until_idle: bool = False, started: Callable[[], None] | None = None
     ) -> None:
@@ -291,6 +321,7 @@ class Worker:
             lambda: self._companion.is_leader,
             processes=self._processes,
             breakers=self._registry.reports,
+            stuck_threads=lambda: self._threads.stuck,
         )
         pages = {"/livez": health.livez, "/readyz": health.readyz, "/metrics": metrics.page}
         self._monitor.show(pages)

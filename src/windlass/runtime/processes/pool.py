@@ -57,7 +57,7 @@ class Pool:
 
     async def start(self) -> None:
         """Start all, and wait until each is ready, or has failed to be."""
-        atexit.register(self._kill)  # whatever happens; multiprocessing would wait for them
+        atexit.register(self.kill)  # whatever happens; multiprocessing would wait for them
         tried = [self._loop.create_future() for _ in range(self._size)]
         self._keeping = [
             asyncio.create_task(self._keep(one), name="windlass-process-keeper") for one in tried
@@ -77,9 +77,10 @@ class Pool:
         if self._keeping:
             await asyncio.wait(self._keeping)
         self._spawner.shutdown(wait=False)
-        atexit.unregister(self._kill)
+        atexit.unregister(self.kill)
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End all at once, whatever they run. Another thread may ask."""
         for process in list(self._all):
             process.kill()
 

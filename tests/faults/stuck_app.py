@@ -1,0 +1,56 @@
+"""The application of workers that a handler makes useless."""
+
+import asyncio
+import ctypes
+import time
+from contextlib import suppress
+
+from windlass import App, Retry
+
+app = App()
+FOR_EVER = 1e6
+AT_ONCE = Retry(max_attempts=2, base=0.0)
+
+
+@app.task(retry=3)
+async def good(n: int) -> int:
+    await asyncio.sleep(0)
+    return n
+
+
+@app.task(retry=3, keep_result=False)
+async def waits(seconds: float) -> None:
+    """Runs beside one that blocks, and is none of its business."""
+    await asyncio.sleep(seconds)
+
+
+@app.task(retry=AT_ONCE, timeout=0.3)
+async def stubborn() -> None:
+    """Whatever is raised in it, it goes on."""
+    while True:
+        with suppress(BaseException):
+            time.sleep(FOR_EVER)
+
+
+def wait_in_c() -> None:
+    """Wait in the C library, which no signal ends, without the lock of the interpreter."""
+    mutex = ctypes.create_string_buffer(64)
+    library = ctypes.CDLL(None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+@app.task(retry=AT_ONCE, timeout=0.3)
+async def deadlocked() -> None:
+    """Waits there, in something that it has started."""
+
+    async def part() -> None:
+        wait_in_c()
+
+    await asyncio.gather(part())
+
+
+@app.task(retry=1, timeout=0.2)
+def hung(n: int) -> None:
+    """A thread that never ends."""
+    time.sleep(FOR_EVER + n)

@@ -1,0 +1,96 @@
+"""A worker that a handler has made useless is replaced by a new process, and what it held is settled before."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from acceptance.quick import QUICK
+from faults.conftest import Start
+from faults.looking import LEFT, run
+from faults.processes import WorkerProcess, until
+from windlass import App
+
+GOOD = 30
+APPLICATION = "faults.stuck_app:app"
+
+
+async def enqueue(url: str, *tasks: tuple[str, dict[str, Any]]) -> None:
+    async with App(url) as app:
+        for n in range(GOOD):
+            await app.enqueue("good", {"n": n})
+        for name, payload in tasks:
+            await app.enqueue(name, payload, max_attempts=2 if name != "hung" else 1)
+        for n in range(GOOD):
+            await app.enqueue("good", {"n": n})
+
+
+def ends(url: str) -> dict[str, list[tuple[str, int, str]]]:
+    found: dict[str, list[tuple[str, int, str]]] = {}
+    for row in run(url, "SELECT type, status::text, attempts, last_error FROM windlass.tasks"):
+        found.setdefault(row["type"], []).append(
+            (row["status"], row["attempts"], row["last_error"] or "")
+        )
+    return found
+
+
+def until_nothing_is_left(worker: WorkerProcess, url: str) -> None:
+    until(lambda: worker.has_said("worker.started"))
+    until(lambda: run(url, LEFT)[0][0] == 0)
+
+
+@pytest.mark.parametrize("name", ["stubborn", "deadlocked"])
+def test_a_handler_that_cannot_be_interrupted_costs_its_process(
+    database_url: str, sql_url: str, start: Start, name: str
+) -> None:
+    asyncio.run(enqueue(database_url, (name, {}), ("waits", {"seconds": 2.0})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+    assert worker.said().count("worker.stuck") >= 2
+    assert worker.said().count("worker.started") >= 3
+    ended = ends(sql_url)
+    ((status, attempts, error),) = ended[name]
+    assert (status, attempts) == ("dead", 2)
+    assert "did not give way" in error
+    assert {end[:2] for end in ended["good"]} == {("completed", 1)}
+    assert len(ended["good"]) == 2 * GOOD
+    assert {end[:2] for end in ended["waits"]} == {("completed", 1)}
+    assert run(sql_url, "SELECT count(*) FROM windlass.worker")[0][0] == 0
+
+
+def test_a_worker_with_too_many_threads_that_never_end_begins_anew(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, *(("hung", {"n": n}) for n in range(5))))
+
+    worker = start(application=APPLICATION, settings=QUICK | {"stuck_threads": 3})
+    until(lambda: worker.said().count("worker.started") == 2)
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+    assert worker.said().count("worker.exhausted") == 1
+    assert "stuck_threads=4" in worker.said()
+    ended = ends(sql_url)
+    assert [end[:2] for end in ended["hung"]] == [("dead", 1)] * 5
+    assert {end[:2] for end in ended["good"]} == {("completed", 1)}
+
+
+def test_one_that_was_asked_to_stop_meanwhile_stops(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(
+        enqueue(database_url, *(("hung", {"n": n}) for n in range(2)), ("waits", {"seconds": 60}))
+    )
+
+    worker = start(
+        application=APPLICATION, settings=QUICK | {"stuck_threads": 1, "shutdown_timeout": 120}
+    )
+    until(lambda: worker.has_said("worker.exhausted"))
+    until(lambda: worker.has_said("worker.stopping"))
+
+    assert worker.stop() == 0, worker.said()
+    assert worker.said().count("worker.started") == 1
+    assert [end[:2] for end in ends(sql_url)["waits"]] == [("pending", 0)]
