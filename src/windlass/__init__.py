@@ -8,6 +8,7 @@ from windlass.model.dead import DeadLetter
 from windlass.model.errors import (
     BreakerOpen,
     ConfigurationError,
+    Deadlock,
     Fail,
     IdempotencyConflict,
     LeaseLost,
@@ -36,6 +37,7 @@ __all__ = [
     "ConfigurationError",
     "Context",
     "DeadLetter",
+    "Deadlock",
     "Fail",
     "Handle",
     "IdempotencyConflict",

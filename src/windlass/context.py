@@ -1,12 +1,14 @@
 """What a handler is told about the task it runs."""
 
 import logging
+from asyncio import Future
 from collections.abc import Coroutine, MutableMapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Never, Protocol, overload
+from uuid import UUID
 
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import Fence
@@ -21,6 +23,11 @@ class Fenced(Protocol):
 
     def overran(self, since: float) -> bool:
         """Whether its time limit has passed, and by the monotonic clock not before `since`."""
+
+    def awaiting(
+        self, task_id: UUID, answer: Future[Any], *, is_bounded: bool
+    ) -> AbstractContextManager[None]:
+        """Wait for the result of another task while the block lasts."""
 
 
 # What is running here, with the registry it belongs to: enqueues of the same application carry its fence.

@@ -43,6 +43,7 @@ LEVELS = {
     "replay.refused": logging.WARNING,
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
+    "handler.deadlocked": logging.WARNING,
     "handler.failed_late": logging.WARNING,
     "worker.stuck": logging.ERROR,
     "worker.exhausted": logging.WARNING,

@@ -1,13 +1,17 @@
 """Waiting for results."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 from uuid import UUID
 
 from windlass.model.errors import ConfigurationError, StoreUnavailable, TaskNotFound
 from windlass.model.task import Ended
 from windlass.service import LONGEST_PATIENCE, answered_within
 from windlass.store.port import ReadStore
+
+Waiting = Callable[[asyncio.Future[Ended]], AbstractContextManager[Any]]
 
 FIRST_LOOK = 0.02  # seconds until the first look for a result; the pause grows from there
 LONGEST_LOOK = 0.25
@@ -34,8 +38,8 @@ class ResultWaiter:
             raise TaskNotFound.of(task_id)
         return ended[0] if ended else None
 
-    async def wait(self, task_id: UUID) -> Ended:
-        """Wait for the end of a task."""
+    async def wait(self, task_id: UUID, waiting: Waiting = nullcontext) -> Ended:
+        """Wait for the end of a task, inside of what is made of the future that will hold it."""
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         self._pause = FIRST_LOOK
@@ -44,7 +48,8 @@ class ResultWaiter:
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._look(), name="windlass-results")
         try:
-            return await future
+            with waiting(future):
+                return await future
         finally:
             futures = self._waiting.get(task_id, [])
             if future in futures:

@@ -3,8 +3,9 @@
 import asyncio
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
@@ -20,9 +21,9 @@ from windlass.client.asking import (
 )
 from windlass.client.dead import DeadClient
 from windlass.client.gathering import Gatherer
-from windlass.client.results import ResultWaiter
+from windlass.client.results import ResultWaiter, Waiting
 from windlass.codec import check_plain
-from windlass.context import current_job
+from windlass.context import Fenced, current_job
 from windlass.encoding import decode_json
 from windlass.model.errors import (
     ConfigurationError,
@@ -211,9 +212,14 @@ class Client:
                 return answers
 
     def _fence(self) -> Fence | None:
-        """The fence of the handler that calls, if it is one of this application's."""
+        """The fence of the handler that calls."""
+        job = self._job()
+        return None if job is None else job.fence
+
+    def _job(self) -> Fenced | None:
+        """What runs the handler that calls, if it is one of this application's."""
         owner, job = current_job.get() or (None, None)
-        return job.fence if job is not None and owner is self._registry else None
+        return job if owner is self._registry else None
 
     async def get(self, task_id: UUID) -> TaskRecord:
         """Return the whole task."""
@@ -244,8 +250,12 @@ class Client:
                 async with asyncio.timeout(FIRST_ANSWER_WITHIN):
                     if (ended := await self._waiter.look_once(task_id)) is not None:
                         return ended
+        job = self._job()
+        waiting: Waiting = nullcontext
+        if job is not None:
+            waiting = partial(job.awaiting, task_id, is_bounded=seconds is not None)
         async with asyncio.timeout(seconds):
-            return await self._waiter.wait(task_id)
+            return await self._waiter.wait(task_id, waiting)
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         """Cancel a task that waits, or ask the worker of one that runs."""

@@ -66,6 +66,10 @@ class WrongState(WindlassError):  # noqa: N818 - the public name is fixed
     """The task is not in a state in which this is possible."""
 
 
+class Deadlock(WindlassError):  # noqa: N818 - says what happened
+    """A handler waits for a result that cannot come: the slots are held by handlers that wait like it."""
+
+
 class BreakerOpen(WindlassError):  # noqa: N818 - the public name is fixed
     """A circuit breaker did not let a call through. A handler that lets this pass is put off.
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
+from uuid import UUID
 
 import msgspec
 
@@ -36,6 +39,24 @@ class Halt(Enum):
     RELEASED = "the worker is shutting down"
 
 
+class Awaited(msgspec.Struct, eq=False, gc=False):
+    """A task whose result a handler waits for."""
+
+    task_id: UUID
+    since: float  # monotonic
+    is_bounded: bool  # it will wait no longer after a while
+    answer: "asyncio.Future[Any]"
+
+    def fail(self, error: Exception) -> None:
+        """Let the handler hear this instead of the result."""
+        with suppress(RuntimeError):  # its event loop is closed
+            self.answer.get_loop().call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
 class Job(msgspec.Struct, eq=False):
     """One claimed task, from the claim to its settlement. Belongs to the worker's event loop."""
 
@@ -51,6 +72,7 @@ class Job(msgspec.Struct, eq=False):
     halt_reason: str = ""
     runner: asyncio.Task[None] | None = None
     context: Context | None = None
+    awaited: list[Awaited] | None = None  # results of other tasks; few ever wait for one
     completing: Judge | None = None  # for a handler that may end its task itself
     protected: ProtectedCall | None = (
         None  # by the breaker of its type, until that was told of its end
@@ -69,6 +91,20 @@ class Job(msgspec.Struct, eq=False):
         """Whether its time limit has passed, and by the monotonic clock not before `since`."""
         limit = self.give_way_at
         return self.halt is None and limit is not None and since < limit <= time.monotonic()
+
+    @contextmanager
+    def awaiting(
+        self, task_id: UUID, answer: "asyncio.Future[Any]", *, is_bounded: bool
+    ) -> Iterator[None]:
+        """Wait for the result of another task while the block lasts. Other threads may do so."""
+        awaited = Awaited(task_id, time.monotonic(), is_bounded, answer)
+        if self.awaited is None:
+            self.awaited = []
+        self.awaited.append(awaited)
+        try:
+            yield
+        finally:
+            self.awaited.remove(awaited)
 
     @property
     def started_after(self) -> float | None:

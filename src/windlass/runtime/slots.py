@@ -47,6 +47,7 @@ class Slots:
         leases: Leases,
         report: Callable[[Sequence[Job]], Awaitable[None]],
         write: Callable[[Done], None],
+        tell_held_up: Callable[[], None],
         concurrency: int,
         buffer: int,
         buffer_bytes: int,
@@ -57,6 +58,7 @@ class Slots:
         self._leases = leases
         self._report = report  # that these have begun
         self._write = write
+        self._tell_held_up = tell_held_up  # whoever looks for deadlocks
         self._concurrency = concurrency
         self._buffer = buffer
         self._buffer_bytes = buffer_bytes
@@ -294,6 +296,12 @@ class Slots:
         """Return the jobs that run. Another thread may ask."""
         return list(self._running)
 
+    def held_up(self) -> list[Job]:
+        """Return the jobs that run if they take every slot and each waits for the result of another task."""
+        if len(self._running) < self._concurrency or not all(job.awaited for job in self._running):
+            return []
+        return self.running()
+
     def long_running(self) -> list[Job]:
         """Return the jobs that have run for so long that it is to be reported."""
         since = time.monotonic() - REPORT_EVERY
@@ -309,6 +317,8 @@ class Slots:
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
                 self._end(self._next_waiting(), Released())
             self._abandon_stuck(now)
+            if self.held_up():
+                self._tell_held_up()
 
     def _measure(self, now: float) -> None:
         seconds = now - self._measured_at

@@ -16,6 +16,7 @@ from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
 from windlass.runtime.completing import Completing
+from windlass.runtime.deadlocks import Deadlocks
 from windlass.runtime.executor import Executor
 from windlass.runtime.fetcher import Beside, Fetcher
 from windlass.runtime.health import Health
@@ -120,6 +121,13 @@ class Worker:
             patience=patience(self._lease),
         )
         self._idle_seen = asyncio.Event()
+        self._deadlocks = Deadlocks(
+            store=store,
+            registry=registry,
+            worker=options.info,
+            held_up=lambda: next(filter(None, (one.held_up() for one in self._all_slots)), []),
+            patience=patience(self._lease),
+        )
         # What runs in processes has room of its own: as many as there are processes. It does not take the
         # slots of others, nor do they wait behind it. With one kind of handlers there is but one room.
         other_types = tuple(one for one in options.info.types if one not in types_apart)
@@ -181,6 +189,7 @@ class Worker:
             leases=self._leases,
             report=self._report,
             write=self._committer.add,
+            tell_held_up=self._deadlocks.notice,
             concurrency=concurrency,
             buffer=buffer,
             buffer_bytes=options.buffer_bytes,
@@ -367,6 +376,7 @@ class Worker:
         fetching = asyncio.create_task(self._fetch(stop_fetching), name="windlass-fetcher")
         services = [
             asyncio.create_task(self._reporter.run(stop_services), name="windlass-reporter"),
+            asyncio.create_task(self._deadlocks.run(stop_services), name="windlass-deadlocks"),
             *(
                 asyncio.create_task(slots.watch(stop_services), name="windlass-slots")
                 for slots in self._all_slots

@@ -238,6 +238,10 @@ class _Here(NamedTuple):
         """No: this process is killed when its time is over."""
         return False
 
+    def awaiting(self, *_: object, **__: object) -> contextlib.AbstractContextManager[None]:
+        """Nobody is told: the worker does not see what its processes wait for."""
+        return contextlib.nullcontext()
+
 
 class _OutOfReach:
     """Stands for a store that is in the memory of the worker."""
