@@ -13,14 +13,16 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, cast
+from uuid import uuid4
 
 from windlass.context import current_job
 from windlass.failures.classifier import Classifier
-from windlass.model.breaker import BreakerState, CallOutcome
+from windlass.model.breaker import BreakerState, CallOutcome, SharedBreaker
 from windlass.model.errors import BreakerOpen, ConfigurationError, Fail, RetryAfter, Snooze
 from windlass.model.failure import ErrorClass
 from windlass.model.limits import shown
 from windlass.policy.breaker import Asking, BreakerSettings, Circuit, Permit, Refusal
+from windlass.policy.sharing import Share
 from windlass.service import is_set_within
 from windlass.telemetry import emit
 
@@ -104,6 +106,9 @@ class Breaker:
         self._opened = 0
         self._refused = 0
         self._waiting: deque[_Asked] = deque()  # the first one is answered first
+        self._share = Share()
+        self._wake: Callable[[], None] | None = None  # who keeps it in step with the store
+        self.holder = uuid4()  # of trials, if it is shared: this breaker of this process
 
     # For people
 
@@ -135,6 +140,7 @@ class Breaker:
         with self._lock:
             self._clock = clock or self._clock
             self._circuit.close()
+            self._share.forget()
             self._answer_waiting()
 
     def __repr__(self) -> str:
@@ -192,10 +198,10 @@ class Breaker:
 
     def _admit(self, asking: Asking) -> ProtectedCall | Refusal:
         now = self._clock()
-        admitted = self._circuit.admit(now, asking)
-        if isinstance(admitted, Permit):
-            return ProtectedCall(self, admitted, now)
-        return admitted
+        admitted = self._circuit.admit(now, asking, self._share.trials(now))
+        if self._circuit.state(now) is BreakerState.HALF_OPEN and self._share.ask(now):
+            self._wake_up()
+        return ProtectedCall(self, admitted, now) if isinstance(admitted, Permit) else admitted
 
     def _stop_waiting(self, asked: "_Asked") -> bool:
         """Forget one that waits; say whether it did, and was not answered."""
@@ -228,20 +234,116 @@ class Breaker:
             now = self._clock()
             before = self._circuit.state(now)
             after = self._circuit.end(permit, outcome, now)
+            if after is not None and self.settings.shared:
+                self._share.tell(after)
+                self._wake_up()
             self._answer_waiting()
             if after is BreakerState.OPEN and before is BreakerState.CLOSED:
                 self._opened += 1
         if after is not None:
             self._emit(before, after)
 
-    def _emit(self, before: BreakerState, after: BreakerState) -> None:
+    def _emit(self, before: BreakerState, after: BreakerState, **more: str) -> None:
         if after is BreakerState.CLOSED:
-            emit("breaker.closed", breaker=self.name)
+            emit("breaker.closed", breaker=self.name, **more)
             return
         pause = f"{self.half_open_in:.3g} s"
         # Once for an outage: a trial that fails says nothing new.
         event = "breaker.opened" if before is BreakerState.CLOSED else "breaker.stays_open"
-        emit(event, breaker=self.name, half_open_in=pause)
+        emit(event, breaker=self.name, half_open_in=pause, **more)
+
+    # In step with the store, if it is shared. All of it may be called from another thread than calls are made in
+
+    def govern(self, wake: Callable[[], None] | None) -> None:
+        """Let the store decide who tries; `wake` is called when it has to hear of something.
+
+        None: it cannot be asked, and this process goes by itself.
+        """
+        with self._lock:
+            self._wake = wake
+            if self._share.govern(is_governed=wake is not None):
+                self._answer_waiting()
+
+    @property
+    def is_governed(self) -> bool:
+        """Whether the store decides who tries."""
+        with self._lock:
+            return self._share.is_governed
+
+    def follow(self, known: SharedBreaker) -> bool:
+        """Be as the store says that it is, if that is new here; return whether it is."""
+        with self._lock:
+            now = self._clock()
+            before = self._circuit.state(now)
+            if not self._is_behind(known, now):
+                self._share.epoch = known.epoch
+                return False
+            self._share.follow(known.epoch)
+            after = before
+            if known.open_for is not None:
+                self._circuit.open(now + known.open_for)
+                after = BreakerState.OPEN
+            elif before is not BreakerState.CLOSED:
+                after = self._circuit.close()
+            if after is BreakerState.OPEN and before is BreakerState.CLOSED:
+                self._opened += 1
+            self._answer_waiting()
+        if after is not before:
+            self._emit(before, after, told_by="the store")
+        return True
+
+    def _is_behind(self, known: SharedBreaker, now: float) -> bool:
+        """Whether the store knows something that is new here."""
+        share = self._share
+        if share.epoch is None:
+            return known.open_for is not None  # what was found out here is newer than a closed one
+        if share.epoch != known.epoch:
+            return True
+        # By the clock of the store, which may be late, it is too soon for trials.
+        is_early = bool(known.open_for) and self._circuit.state(now) is BreakerState.HALF_OPEN
+        return is_early and share.news is None and not self._circuit.is_trying(now)
+
+    @property
+    def news(self) -> SharedBreaker | None:
+        """What the store is to be told: how it is here, found out in that epoch."""
+        with self._lock:
+            share = self._share
+            if share.epoch is None or share.news is None:
+                return None
+            is_open = share.news is BreakerState.OPEN
+            open_for = self._circuit.half_open_in(self._clock()) if is_open else None
+            return SharedBreaker(self.name, share.epoch, open_for)
+
+    def was_told(self, news: SharedBreaker, *, is_written: bool) -> None:
+        """Forget news that the store has heard of; what was found out since is still to be told."""
+        with self._lock:
+            state = BreakerState.CLOSED if news.open_for is None else BreakerState.OPEN
+            self._share.was_told(news.epoch, state, is_written=is_written)
+
+    @property
+    def wants_trials(self) -> bool:
+        """Whether there is a call to try with, or a trial under way."""
+        with self._lock:
+            return self._share.is_asked or self._circuit.is_trying(self._clock())
+
+    def grant(self, epoch: int, *, is_ours: bool, theirs_for: float) -> None:
+        """Take in whether the trials are ours; if not, that need not be asked again for so many seconds."""
+        with self._lock:
+            until = self._clock() + theirs_for
+            self._share.grant(epoch, is_ours=is_ours, theirs_until=until)
+            self._answer_waiting()
+
+    def give_up_trials(self) -> bool:
+        """Leave the trials to others if they are ours and none is under way; return whether that was so."""
+        with self._lock:
+            is_unused = self._share.has_grant and not self._circuit.is_trying(self._clock())
+            if is_unused:
+                self._share.give_up()
+            return is_unused
+
+    def _wake_up(self) -> None:
+        if self._wake is not None:
+            self._wake()
 
     # As a block
 

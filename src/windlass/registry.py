@@ -222,8 +222,6 @@ def breaker_settings(name: Any, options: dict[str, Any]) -> BreakerSettings:
     """Check what a breaker is made with."""
     what = f"breaker '{checked_name('breaker', name)}':"
     mode, rate, timeout = options["mode"], options["rate"], options["timeout"]
-    if checked_flag(f"{what} shared", options["shared"]):
-        raise ConfigurationError(f"{what} shared=True is not built yet")
     if mode not in ("consecutive", "rate"):
         raise ConfigurationError(
             f"{what} mode {shown(mode)} is not known; use consecutive (failures in a row) or rate"
@@ -248,6 +246,7 @@ def breaker_settings(name: Any, options: dict[str, Any]) -> BreakerSettings:
         timeout=None
         if timeout is None
         else checked_seconds(f"{what} timeout", timeout, above_zero=True),
+        shared=checked_flag(f"{what} shared", options["shared"]),
     )
 
 

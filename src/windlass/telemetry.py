@@ -22,6 +22,7 @@ LEVELS = {
     "settlement.abandoned": logging.WARNING,
     "store.unavailable": logging.WARNING,
     "clock.jumped": logging.WARNING,
+    "breaker.held": logging.WARNING,
     "breaker.opened": logging.WARNING,
     "listener.lost": logging.WARNING,
     "listener.deaf": logging.WARNING,

@@ -314,7 +314,6 @@ NOT_BUILT: dict[str, Callable[[App], Any]] = {
     "limit=": lambda app: app.task(limit=3),
     "ctx.progress()": lambda _: context().progress(1, 2),
     "handle.explain()": lambda app: asyncio.run(app.handle(UUID(int=7)).explain()),
-    "app.breaker(shared=True)": lambda app: app.breaker("payments", shared=True),
     "app.schedule()": lambda app: app.schedule(),
     "app.queue()": lambda app: app.queue("mail"),
     "app.workflow()": lambda app: app.workflow("etl"),

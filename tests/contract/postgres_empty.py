@@ -26,6 +26,7 @@ DELETE FROM windlass.stopped_type;
 DELETE FROM windlass.expiry;
 DELETE FROM windlass.worker;
 DELETE FROM windlass.worker_pulse;
+DELETE FROM windlass.breaker;
 DELETE FROM windlass.setting;
 INSERT INTO windlass.setting DEFAULT VALUES;
 UPDATE windlass.leadership SET holder = NULL, expires_at = '-infinity';

@@ -145,6 +145,13 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "register": lambda s: s.store.register(worker_info(OTHER_WORKER), lease=LEASE),
     "pulse": lambda s: s.store.pulse(Pulse(WORKER, [s.claims[0].token], LEASE, 1, True)),
     "set_idle": lambda s: s.store.set_idle(WORKER, idle=False),
+    "open_breaker": lambda s: s.store.open_breaker("payments", epoch=0, recovery=timedelta(0)),
+    "breakers": lambda s: s.store.breakers(["payments"]),
+    "probe_breaker": lambda s: s.store.probe_breaker(
+        "payments", epoch=1, holder=WORKER, lease=LEASE
+    ),
+    "leave_breaker": lambda s: s.store.leave_breaker("payments", holder=WORKER),
+    "close_breaker": lambda s: s.store.close_breaker("payments", epoch=1),
     "check_completion": lambda s: s.store.check_completion(s.fence()),
     "completing": lambda s: s.complete(),
     "settle": lambda s: s.store.settle(

@@ -304,6 +304,39 @@ async def deregister(scene: Scene) -> Call:
     return lambda store, again: store.deregister(WORKER)
 
 
+# Breakers that are shared
+
+
+@scenario("breakers")
+async def breakers(scene: Scene) -> Call:
+    await scene.around.open_breaker("payments", epoch=0, recovery=LEASE)
+    return lambda store, again: store.breakers(["payments", "mail"])
+
+
+@scenario("open_breaker", if_done=False)
+async def open_breaker(scene: Scene) -> Call:
+    return lambda store, again: store.open_breaker("payments", epoch=0, recovery=LEASE)
+
+
+@scenario("close_breaker", if_done=False)
+async def close_breaker(scene: Scene) -> Call:
+    await scene.around.open_breaker("payments", epoch=0, recovery=LEASE)
+    return lambda store, again: store.close_breaker("payments", epoch=1)
+
+
+@scenario("probe_breaker", seconds_later=60.0)
+async def probe_breaker(scene: Scene) -> Call:
+    await scene.around.open_breaker("payments", epoch=0, recovery=LEASE)
+    return lambda store, again: store.probe_breaker("payments", epoch=1, holder=WORKER, lease=LEASE)
+
+
+@scenario("leave_breaker")
+async def leave_breaker(scene: Scene) -> Call:
+    await scene.around.open_breaker("payments", epoch=0, recovery=timedelta(0))
+    await scene.around.probe_breaker("payments", epoch=1, holder=WORKER, lease=LEASE)
+    return lambda store, again: store.leave_breaker("payments", holder=WORKER)
+
+
 # People
 
 

@@ -93,6 +93,8 @@ SELECT 'worker', to_jsonb(t) FROM windlass.worker t
 UNION ALL
 SELECT 'worker_pulse', to_jsonb(t) FROM windlass.worker_pulse t
 UNION ALL
+SELECT 'breaker', to_jsonb(t) FROM windlass.breaker t
+UNION ALL
 SELECT 'leadership', to_jsonb(t) FROM windlass.leadership t
 UNION ALL
 SELECT 'partition', to_jsonb(c.relname) FROM pg_class c

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.model.breaker import BreakerState, CallOutcome
+from windlass.model.breaker import BreakerState, CallOutcome, Trials
 from windlass.policy.breaker import (
     LATEST,
     SOONEST,
@@ -264,6 +264,53 @@ def test_half_open_lets_through_so_many_trials_at_a_time() -> None:
 
     assert len(begun(made, 30)) == 2
     assert made.state(30) is HALF_OPEN
+
+
+def test_trials_that_others_make_are_refused_at_once() -> None:
+    made = opened(recovery=30)
+
+    refusals = [made.admit(30, asking, Trials.THEIRS) for asking in Asking]
+
+    assert [isinstance(one, Refusal) and not one.is_near for one in refusals] == [True] * 3
+
+
+def test_a_call_waits_for_who_makes_the_trials() -> None:
+    made = opened(recovery=30)
+
+    refusal = made.admit(30, Asking.FIRST, Trials.UNDECIDED)
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.is_near
+
+
+@pytest.mark.parametrize("asking", [Asking.AGAIN, Asking.ONCE])
+def test_a_call_that_has_waited_for_that_or_cannot_is_a_trial(asking: Asking) -> None:
+    made = opened(recovery=30)
+
+    assert isinstance(made.admit(30, asking, Trials.UNDECIDED), Permit)
+
+    for again in Asking:
+        refusal = made.admit(30, again, Trials.UNDECIDED)
+        assert isinstance(refusal, Refusal)
+        assert not refusal.is_near  # whoever has the trials, the place is taken
+
+
+@pytest.mark.parametrize("trials", Trials)
+def test_who_makes_the_trials_is_nothing_to_a_closed_circuit(trials: Trials) -> None:
+    assert isinstance(circuit().admit(0, Asking.FIRST, trials), Permit)
+
+
+def test_a_trial_is_under_way_until_it_ends_or_was_silent_for_long() -> None:
+    made = opened(recovery=30)
+    assert not made.is_trying(30)
+
+    (trial,) = begun(made, 30)
+
+    assert made.is_trying(59)
+    assert not made.is_trying(60)
+    (trial,) = begun(made, 60)
+    made.end(trial, NO_VERDICT, 61)
+    assert not made.is_trying(61)
 
 
 def test_so_many_trials_that_succeed_close_it() -> None:

@@ -19,7 +19,7 @@ from itertools import count
 from math import ceil, inf
 from typing import Literal, NamedTuple, Protocol
 
-from windlass.model.breaker import BreakerState, CallOutcome
+from windlass.model.breaker import BreakerState, CallOutcome, Trials
 from windlass.model.failure import ErrorClass
 
 Mode = Literal["consecutive", "rate"]
@@ -49,6 +49,7 @@ class BreakerSettings:
     minimum: int = 10
     counts: frozenset[ErrorClass] = frozenset(COUNTED)
     timeout: float | None = None
+    shared: bool = False
 
     @property
     def threshold(self) -> int:
@@ -117,21 +118,36 @@ class Circuit:
         """Seconds until trials are let through, if it is open."""
         return self._half_open_at - now if self.state(now) is BreakerState.OPEN else 0.0
 
-    def admit(self, now: float, asking: Asking = Asking.FIRST) -> Permit | Refusal:
-        """Let a call through, or not."""
+    def is_trying(self, now: float) -> bool:
+        """Whether a trial is under way that may still answer."""
+        if self.state(now) is not BreakerState.HALF_OPEN:
+            return False
+        self._give_up_silent(now)
+        return bool(self._calls)
+
+    def admit(
+        self, now: float, asking: Asking = Asking.FIRST, trials: Trials = Trials.OURS
+    ) -> Permit | Refusal:
+        """Let a call through, or not; as a trial, if those are ours.
+
+        As long as that is undecided a call waits for the decision. One that has, or cannot, is let through.
+        """
         state = self.state(now)
         longest = min(self._settings.recovery, LONGEST_SPAN)
         if state is BreakerState.OPEN:
             return Refusal(self._half_open_at - now, longest)
         self._give_up_silent(now)
         is_trial = state is BreakerState.HALF_OPEN
-        if len(self._calls) < self._places(now, asking):
+        has_place = len(self._calls) < self._places(now, asking)
+        is_undecided = is_trial and trials is Trials.UNDECIDED
+        is_for_others = is_trial and trials is Trials.THEIRS
+        if has_place and not is_for_others and not (is_undecided and asking is Asking.FIRST):
             self._refused = 0
             permit = Permit(next(self._numbers), self.epoch)
             self._calls[permit.number] = now
             return permit
         if is_trial:
-            return Refusal(0.0, longest)
+            return Refusal(0.0, longest, is_near=has_place and is_undecided)
         if asking is not Asking.FIRST:
             self._refused += 1
         span = max(SHORTEST_SPAN, self._refused * SPAN_OF_EACH)

@@ -31,6 +31,7 @@ from windlass.runtime.processes.apart import Apart
 from windlass.runtime.processes.finding import Program, place_of
 from windlass.runtime.processes.options import ProcessOptions
 from windlass.runtime.reporter import Reporter
+from windlass.runtime.sharing import Sharing
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
 from windlass.service import Stop, answered_within, backoff, first_of, patience, stop_task
@@ -382,6 +383,11 @@ class Worker:
                 for slots in self._all_slots
             ),
         ]
+        if shared := [one for one in self._registry.breakers.values() if one.settings.shared]:
+            sharing = Sharing(store=self._store, breakers=shared)
+            services.append(
+                asyncio.create_task(sharing.run(stop_services), name="windlass-sharing")
+            )
         leading = asyncio.create_task(self._companion.run(stop_services), name="windlass-leader")
         telling = asyncio.create_task(self._alarms.run(), name="windlass-alarms")
         try:

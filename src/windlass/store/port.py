@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol, overload
 from uuid import UUID
 
+from windlass.model.breaker import SharedBreaker
 from windlass.model.dead import (
     DeadFilter,
     DeadLetter,
@@ -425,6 +426,35 @@ class ChoreStore(Protocol):
         """
 
 
+class BreakerStore(Protocol):
+    """What workers need that share what they find out about a dependency.
+
+    `epoch` is that of the last look: if the breaker has opened or closed since, nothing is changed. Only the
+    store's clock decides. What seems to last longer than it was to is over: the clock was set back.
+    """
+
+    async def breakers(self, names: Sequence[str]) -> list[SharedBreaker]:
+        """Say how these are; those that never opened are left out."""
+
+    async def open_breaker(self, name: str, *, epoch: int, recovery: timedelta) -> bool:
+        """Open it for so long, and return whether this call did; 0 is the epoch of one that is not known.
+
+        Its epoch is the next one then.
+        """
+
+    async def close_breaker(self, name: str, *, epoch: int) -> bool:
+        """Close it, and return whether this call did; its epoch is the next one then."""
+
+    async def probe_breaker(self, name: str, *, epoch: int, holder: UUID, lease: timedelta) -> bool:
+        """Let this one make the trials while it is half-open, if no other does; again, to go on so.
+
+        If it is not asked again within the lease another may.
+        """
+
+    async def leave_breaker(self, name: str, *, holder: UUID) -> None:
+        """Let another make the trials at once, if this one makes them."""
+
+
 class CheckStore(Protocol):
     """What tells whether a worker can work."""
 
@@ -479,6 +509,7 @@ class Store(
     DeadStore,
     LeadStore,
     ChoreStore,
+    BreakerStore,
     CheckStore,
     ClockStore,
     WakeStore,

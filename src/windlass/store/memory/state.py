@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -93,6 +93,21 @@ class WorkerEntry(NamedTuple):
 
     record: WorkerRecord
     lease: timedelta
+
+
+class BreakerEntry(NamedTuple):
+    """A breaker that workers share, and whose trials decide."""
+
+    epoch: int
+    half_open_at: datetime | None = None  # None: it is closed
+    opened_for: timedelta = timedelta(0)
+    prober: UUID | None = None
+    prober_until: datetime = datetime.min.replace(tzinfo=UTC)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether everybody may call."""
+        return self.half_open_at is None
 
 
 def after(claimed_at: datetime | None, seconds: float | None) -> datetime | None:

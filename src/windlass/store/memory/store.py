@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from windlass.store.memory.breaking import BreakerVerbs
 from windlass.store.memory.claiming import ClaimVerbs
 from windlass.store.memory.completing import CompleteVerbs
 from windlass.store.memory.dead import DeadVerbs
@@ -20,7 +21,14 @@ class NoTrouble:
 
 
 class MemoryStore(
-    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, OperateVerbs, ReadVerbs, DeadVerbs
+    EnqueueVerbs,
+    ClaimVerbs,
+    SettleVerbs,
+    CompleteVerbs,
+    OperateVerbs,
+    ReadVerbs,
+    DeadVerbs,
+    BreakerVerbs,
 ):
     """All verbs on plain dictionaries; may be used from several threads and event loops."""
 

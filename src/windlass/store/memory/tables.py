@@ -20,6 +20,7 @@ from windlass.model.task import (
     TypeDefaults,
 )
 from windlass.store.memory.state import (
+    BreakerEntry,
     ClaimEntry,
     LaneKey,
     Lineage,
@@ -81,6 +82,7 @@ class MemoryTables:
         self._registered: dict[str, datetime] = {}
         self._stopped: dict[str, tuple[datetime, str]] = {}  # types that are not retried, and why
         self._workers: dict[UUID, WorkerEntry] = {}
+        self._breakers: dict[str, BreakerEntry] = {}
         self._leader: Leadership | None = None
         self._term = 0
         self._term_ends_at = datetime.min.replace(tzinfo=UTC)

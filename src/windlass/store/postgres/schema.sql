@@ -3135,6 +3135,16 @@ CREATE TABLE windlass.attempt (
     error jsonb NOT NULL
 );
 
+CREATE TABLE windlass.breaker (
+    name text NOT NULL,
+    epoch bigint NOT NULL,
+    half_open_at timestamp with time zone,
+    opened_for interval,
+    prober uuid,
+    prober_until timestamp with time zone,
+    CONSTRAINT breaker_check CHECK (((opened_for IS NULL) = (half_open_at IS NULL)))
+);
+
 CREATE TABLE windlass.cancel_request (
     task_id uuid NOT NULL,
     reason text NOT NULL,
@@ -3497,6 +3507,9 @@ CREATE VIEW windlass.workers AS
 
 ALTER TABLE ONLY windlass.attempt
     ADD CONSTRAINT attempt_pkey PRIMARY KEY (task_id, generation);
+
+ALTER TABLE ONLY windlass.breaker
+    ADD CONSTRAINT breaker_pkey PRIMARY KEY (name);
 
 ALTER TABLE ONLY windlass.cancel_request
     ADD CONSTRAINT cancel_request_pkey PRIMARY KEY (task_id);

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from windlass.store.port import Listening, Store, Wake
+from windlass.store.postgres.breaking import BreakerVerbs
 from windlass.store.postgres.claiming import ClaimVerbs
 from windlass.store.postgres.completing import CompleteVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
@@ -23,7 +24,7 @@ CLOSE_WITHIN = 5.0  # seconds for the server to take its leave of every connecti
 
 
 class PostgresStore(
-    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, DeadVerbs, Store
+    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, DeadVerbs, BreakerVerbs, Store
 ):
     """Tasks in PostgreSQL. Belongs to the event loop that opened it."""
 

@@ -10,6 +10,7 @@ class TestMyStore(StoreContract):
 ```
 """
 
+from windlass.testing.store_contract.breaker import BreakerRules
 from windlass.testing.store_contract.claim import AloneRules, ClaimRules, StartRules
 from windlass.testing.store_contract.dead import (
     DiscardRules,
@@ -54,6 +55,7 @@ class StoreContract(
     HasWorkRules,
     WakeRules,
     BesideRules,
+    BreakerRules,
 ):
     """Every rule of a store; the retention of a store under test is the default one.
 
