@@ -83,6 +83,21 @@ async def test_a_job_is_reported_once_and_marked_before_it_is_written() -> None:
     assert all(bench.was_marked)  # a settlement that overtakes the report must know of it
 
 
+async def test_a_job_that_waits_for_a_process_has_not_begun_but_can_be_cancelled() -> None:
+    bench = Bench()
+    waiting = job(1)
+    waiting.is_waiting = True
+    bench.running = [waiting]
+    bench.cancelled = {waiting.task.id: "not needed"}
+    await bench.turn()
+    assert not bench.started
+    assert waiting.halt is Halt.CANCELLED
+
+    waiting.is_waiting = False
+    await bench.turn()
+    assert [started.task_id.int for started in bench.started] == [1]
+
+
 async def test_an_outage_is_survived_and_the_report_made_later() -> None:
     bench = Bench()
     bench.running = [job(1)]

@@ -126,6 +126,24 @@ async def test_a_suspect_has_not_begun_when_its_start_is_written(
     assert worker._slots.busy() == 1
 
 
+async def test_of_many_suspects_no_start_is_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    worker = await bench.worker()
+    written: list[Started] = []
+
+    async def start(started: Sequence[Started]) -> frozenset[UUID]:
+        written.extend(started)
+        return frozenset()
+
+    monkeypatch.setattr(await bench.app.store(), "start", start)
+    await take(worker, claim(3, alone=True))
+
+    assert not written  # or one of them that takes the worker down would cost each an attempt
+    assert worker._slots.busy() == 3
+
+
 async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ class Executor:
     async def _run_apart(self, job: Job, definition: TaskDefinition) -> AttemptOutcome | None:
         """Run a handler in a process, where its arguments are decoded and its result is encoded."""
         job.started_at = time.monotonic()
+        job.is_waiting = True
         current_job.set((self._registry, job))  # for middleware; the handler is told there
         limit = asyncio.timeout(None)
         call: Callable[[], Awaitable[Any]] = partial(self._in_process, job, definition, limit)
@@ -132,6 +133,7 @@ class Executor:
     ) -> str | None:
         def begun() -> None:
             job.started_at = time.monotonic()  # until here it waited for a process
+            job.is_waiting = False
             if definition.timeout is not None:
                 job.give_way_at = job.started_at + definition.timeout
                 limit.reschedule(asyncio.get_running_loop().time() + definition.timeout)

@@ -65,6 +65,7 @@ class Job(msgspec.Struct, eq=False):
     received_at: float  # monotonic, when the claim's answer arrived
     started_at: float | None = None  # monotonic
     took: float | None = None  # seconds, from the start of its handler until that returned
+    is_waiting: bool = False  # for a process to run in: its handler has not begun
     reported: bool = False  # the store may have it as running
     report_confirmed: bool = False
     give_way_at: float | None = None  # monotonic, when it is or was told to end

@@ -39,7 +39,9 @@ class Reporter:
                 jobs = self._long_running()
                 await self._pass_on_cancellations(jobs)
                 await self._beside()
-                await self._report_apart([job for job in jobs if not job.report_confirmed])
+                await self._report_apart(
+                    [job for job in jobs if not job.report_confirmed and not job.is_waiting]
+                )
                 failures, pause = 0, REPORT_EVERY
             except StoreUnavailable as error:
                 failures += 1

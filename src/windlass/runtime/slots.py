@@ -141,7 +141,9 @@ class Slots:
         if self._was_lost(claim):
             return
         jobs = [Job(claim, task, received_at) for task in claim.tasks]
-        if claim.alone:
+        if (
+            claim.alone and len(jobs) == 1
+        ):  # many suspects are an outage: they must not pay for one of them
             try:
                 # Written before it runs: if it takes the worker down, it shows.
                 await self._report(jobs)
