@@ -36,6 +36,7 @@ QUANTITIES = {
     "cpu_percent": Quantity("CPU %", ".2f"),
     "postgres_percent": Quantity("PostgreSQL CPU %", ".2f"),
     "statements_s": Quantity("statements/s", ".2f"),
+    "calls": Quantity("calls/s", ",.0f"),
     "share_percent": Quantity("share of the second %", ".0f", more=True),
     "wait_ms": Quantity("its first task after ms", ",.0f"),
     **{f"part_{part}": Quantity(f"fifth {part}", ",.0f", more=True) for part in range(1, 6)},

@@ -4,6 +4,7 @@ from bench.cases.case import Case, Contest, Sizes
 from bench.cases.computing import computing_cases
 from bench.cases.depth import depth_cases
 from bench.cases.enqueueing import enqueue_cases
+from bench.cases.failing import failing_cases
 from bench.cases.throughput import throughput_cases
 from bench.cases.waiting import waiting_cases
 
@@ -18,6 +19,7 @@ def all_cases(contest: Contest) -> list[Case]:
         *throughput_cases(contest),
         *enqueue_cases(contest),
         *computing_cases(contest),
+        *failing_cases(contest),
         *waiting_cases(contest),
         *depth_cases(contest),
     ]

@@ -17,6 +17,7 @@ class Sizes:
     tasks: int = 50_000
     singles: int = 1_000
     computing: int = 200
+    failing_seconds: float = 15.0
     latency_seconds: float = 5.0
     idle_seconds: float = 30.0  # some heartbeats and terms, of which each comes every few seconds
     pending: int = 1_000_000

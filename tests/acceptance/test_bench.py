@@ -67,6 +67,16 @@ def test_two_processes_are_measured_against_one(database_url: str) -> None:
     assert "2 processes ÷ 1 process" in done.stdout
 
 
+def test_retries_with_a_budget_are_measured_against_plain_ones(database_url: str) -> None:
+    done = run_bench(
+        *("budget", *TINY, "--failing-seconds", "1", "--database", database_url, "--only", "none")
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "left out: " not in done.stderr
+    assert "with a budget ÷ plain backoff" in done.stdout
+
+
 def test_our_statements_are_measured_by_pgbench(database_url: str) -> None:
     done = run_bench("limit", *TINY, "--database", database_url, "--only", "none")
 
