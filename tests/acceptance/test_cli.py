@@ -13,6 +13,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from windlass.cli.caller import caller
+
 APP = """
 import asyncio
 from windlass import App
@@ -259,7 +261,9 @@ def test_bulk_verbs_act_on_ids_or_on_a_filter_and_can_be_tried_dry(windlass: Run
 
     assert all(task_id in dry for task_id in ids)
     assert {task["id"] for task in still} == set(ids)
-    assert {task["last_error"] for task in cancelled} == {"tidy"}
+    (by,) = {task["cancelled_by"] for task in cancelled}
+    assert by == caller()
+    assert {task["last_error"] for task in cancelled} == {f"tidy (asked for by {by})"}
     assert {task["id"] for task in reopened} == set(ids)
 
 

@@ -1,6 +1,8 @@
 """What the command line does to many tasks at once, and what it says of it."""
 
 import asyncio
+import json
+import os
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -129,6 +131,44 @@ def test_a_cancellation_by_filter_passes_over_what_has_ended(
         TaskState.DEAD,
         TaskState.CANCELLED,
     ]
+
+
+def test_a_cancelled_task_says_who_asked_and_why(windlass: Run, tasks: Tasks) -> None:
+    windlass("tasks", "cancel", tasks.pending, "--reason", "tidy", "--by", "the night shift")
+
+    shown = windlass("tasks", "show", tasks.pending).stdout.splitlines()
+    assert "last_error:      tidy (asked for by the night shift)" in shown
+    assert "cancelled_by:    the night shift" in shown
+
+
+@pytest.mark.parametrize(
+    ("user", "host", "by"),
+    [
+        ("ops", "a.example", "ops@a.example"),
+        ("ops (night)\udcff", "", "ops__night__@unknown"),
+        ("u" * 300, "h" * 300, "u" * 99 + "@" + "h" * 99),
+        (None, "a", f"uid{os.getuid()}@a"),
+    ],
+)
+def test_who_runs_the_command_asked_for_it_unless_somebody_else_is_named(
+    windlass: Run,
+    tasks: Tasks,
+    monkeypatch: pytest.MonkeyPatch,
+    user: str | None,
+    host: str,
+    by: str,
+) -> None:
+    def named() -> str:
+        if user is None:
+            raise KeyError(user)
+        return user
+
+    monkeypatch.setattr("getpass.getuser", named)
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    windlass("tasks", "cancel", tasks.pending)
+
+    (task,) = json.loads(windlass("tasks", "show", tasks.pending, "--json").stdout)
+    assert task["cancelled_by"] == by
 
 
 def test_a_filter_that_nothing_fits_says_so(windlass: Run) -> None:

@@ -57,6 +57,7 @@ def run(
         (["tasks", "change", str(UUID(int=1)), "--set-queue", ""], "queue"),
         (["tasks", "change", str(UUID(int=1)), "--at", "2030-01-01T00:00Z", "--delay", "1"], "at"),
         (["tasks", "cancel", str(UUID(int=1)), "--reason", "x" * 2001, "--dry-run"], "reason"),
+        (["tasks", "cancel", str(UUID(int=1)), "--by", "", "--dry-run"], "by ''"),
         (["worker", "..:app"], "package.module:name"),
         (["worker", ".usage_app:app"], "package.module:name"),
         (["worker", "usage app:app"], "no module"),

@@ -118,6 +118,41 @@ async def test_a_reason_that_cannot_be_kept_is_refused_and_the_task_waits_on(
         assert (await handle.get()).status is TaskState.PENDING
 
 
+@pytest.mark.parametrize(
+    "by", ["", 5, b"x", "a\x00b", "a\nb", "\ud800", "x" * 201, "a (asked for by b)"]
+)
+async def test_a_name_that_cannot_be_kept_is_refused_and_the_task_waits_on(
+    app_url: str, by: Any
+) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        handle = await work.enqueue()
+
+        with pytest.raises(ConfigurationError, match=r"^by ") as raised:
+            await handle.cancel("no", by=by)
+
+        assert len(str(raised.value)) < 300
+        assert (await handle.get()).status is TaskState.PENDING
+
+
+async def test_the_longest_reason_and_the_longest_name_are_kept_together(app_url: str) -> None:
+    async with App(app_url) as app:
+
+        @app.task
+        async def work() -> None: ...
+
+        handle = await work.enqueue()
+
+        assert await handle.cancel("ü" * 2000, by="ä" * 200)
+        record = await handle.get()
+        assert record.last_error is not None
+        assert record.last_error.startswith("ü" * 2000)
+        assert record.cancelled_by == "ä" * 200
+
+
 @pytest.mark.parametrize("reason", ["", "two\nlines, tab\t\x7f", "ü" * 2000])
 async def test_any_other_text_is_a_reason(app_url: str, reason: str) -> None:
     async with App(app_url) as app:

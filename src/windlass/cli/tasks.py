@@ -10,10 +10,11 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.bulk import PAGE, Verb, act_on
+from windlass.cli.caller import caller
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
 from windlass.cli.printing import legible, print_json, print_table
-from windlass.client import Handle, checked_change, checked_reason
+from windlass.client import Handle, checked_cancellation, checked_change
 from windlass.model.errors import ConfigurationError
 from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
 from windlass.registry import checked_name
@@ -196,12 +197,13 @@ def _bulk(function: Any) -> Any:
 @tasks.command("cancel")
 @_bulk
 @single_option("--reason", default="cancelled on request", show_default=True)
-def cancel_tasks(reason: str, **what: Any) -> None:
+@single_option("--by", help="Who asks for it.  [default: you, as user@host]")
+def cancel_tasks(reason: str, by: str | None, **what: Any) -> None:
     """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
-    checked_reason(reason)
+    wanted = checked_cancellation(reason, caller() if by is None else by)
 
     async def cancel(app: App, handle: Handle) -> str:
-        match await (await app.client()).cancel(UUID(handle.id), reason):
+        match await (await app.client()).cancel(UUID(handle.id), wanted):
             case CancelAnswer.CANCELLED:
                 return "cancelled"
             case CancelAnswer.REQUESTED:

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from windlass.model.cancellation import Cancellation, may_be_by
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
 from windlass.model.task import Change, NewTask, TypeDefaults
@@ -254,6 +255,16 @@ def checked_reason(value: Any) -> str:
             f"reason {shown(value)} holds a NUL character or half of a surrogate pair; remove it"
         )
     return value
+
+
+def checked_cancellation(reason: Any, by: Any) -> Cancellation:
+    """Return why a task is to be cancelled and who wants it, or raise."""
+    checked_reason(reason)
+    if by is not None:
+        checked_name("by", by)
+        if not may_be_by(by):
+            raise ConfigurationError(f"by {shown(by)} says itself who asked; name one of them")
+    return Cancellation(reason, by)
 
 
 def checked_calls(given: Any, connection: Any) -> list[Call]:

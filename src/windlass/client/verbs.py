@@ -14,6 +14,7 @@ import msgspec
 from windlass.client.asking import (
     Call,
     EnqueueOptions,
+    checked_cancellation,
     checked_change,
     checked_reason,
     distinct_options,
@@ -25,6 +26,7 @@ from windlass.client.results import ResultWaiter, Waiting
 from windlass.codec import check_plain
 from windlass.context import Fenced, current_job
 from windlass.encoding import decode_json
+from windlass.model.cancellation import Cancellation
 from windlass.model.errors import (
     ConfigurationError,
     IdempotencyConflict,
@@ -236,7 +238,7 @@ class Client:
             case TaskState.COMPLETED:
                 return None if ended.result is None else decode_json(ended.result)
             case TaskState.CANCELLED:
-                raise TaskCancelled(f"task {task_id} was cancelled: {ended.last_error}")
+                raise _cancelled(task_id, ended.last_error or "")
             case _:
                 kind = f" ({ended.error_class})" if ended.error_class else ""
                 failure = TaskFailed(f"task {task_id} is {ended.status}{kind}: {ended.last_error}")
@@ -257,9 +259,9 @@ class Client:
         async with asyncio.timeout(seconds):
             return await self._waiter.wait(task_id, waiting)
 
-    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
+    async def cancel(self, task_id: UUID, wanted: Cancellation) -> CancelAnswer:
         """Cancel a task that waits, or ask the worker of one that runs."""
-        return await self._store.cancel(task_id, checked_reason(reason))
+        return await self._store.cancel(task_id, wanted.text)
 
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits."""
@@ -286,6 +288,12 @@ class Client:
         """Stop waiting for results, and let the enqueues that are under way be answered."""
         await self._waiter.close()
         await self._gatherer.close()
+
+
+def _cancelled(task_id: UUID, said: str) -> TaskCancelled:
+    error = TaskCancelled(f"task {task_id} was cancelled: {said}")
+    error.reason, error.by = Cancellation.read(said)
+    return error
 
 
 class Changes(TypedDict, total=False):
@@ -334,10 +342,14 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         async with self._access.using() as client:
             return await client.result(self._id, timeout)
 
-    async def cancel(self, reason: str = "cancelled on request") -> bool:
-        """Cancel: at once if it waits, else by asking its worker. False if it had ended."""
+    async def cancel(self, reason: str = "cancelled on request", *, by: str | None = None) -> bool:
+        """Cancel: at once if it waits, else by asking its worker. False if it had ended.
+
+        `by` says who wants it, and is kept with the reason.
+        """
+        wanted = checked_cancellation(reason, by)
         async with self._access.using() as client:
-            answer = await client.cancel(self._id, reason)
+            answer = await client.cancel(self._id, wanted)
         return answer is not CancelAnswer.ENDED
 
     async def change(
@@ -370,9 +382,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         """`result` for synchronous code."""
         return self._access.run_sync("result", lambda: self.result(timeout))
 
-    def cancel_sync(self, reason: str = "cancelled on request") -> bool:
+    def cancel_sync(self, reason: str = "cancelled on request", *, by: str | None = None) -> bool:
         """`cancel` for synchronous code."""
-        return self._access.run_sync("cancel", lambda: self.cancel(reason))
+        return self._access.run_sync("cancel", lambda: self.cancel(reason, by=by))
 
     def change_sync(self, **change: Unpack[Changes]) -> None:
         """`change` for synchronous code."""

@@ -45,6 +45,9 @@ class TaskFailed(WindlassError):  # noqa: N818 - the public name is fixed
 class TaskCancelled(WindlassError):  # noqa: N818 - the public name is fixed
     """The task whose result was awaited was cancelled."""
 
+    reason: str | None = None  # why
+    by: str | None = None  # who asked for it, if anybody said
+
 
 class LeaseLost(WindlassError):  # noqa: N818 - the public name is fixed
     """The claim behind this call is gone: another worker may own the task now."""

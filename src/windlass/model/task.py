@@ -246,6 +246,7 @@ class TaskRecord:
     tags: tuple[str, ...] = ()
     errors: tuple[dict[str, Any], ...] = ()  # one entry per failed attempt, oldest first
     replay_of: str | None = None  # the dead letter that it was made of
+    cancelled_by: str | None = None  # who asked for its cancellation, if anybody said
 
     @property
     def error_class(self) -> str | None:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
+from windlass.model.cancellation import cancelled_by
 from windlass.model.limits import EXPIRED
 from windlass.model.task import (
     ENDS,
@@ -179,6 +180,7 @@ def task_record(task: TaskEntry, lineage: Lineage | None = None) -> TaskRecord:
         tags=task.asked.tags,
         errors=tuple(task.errors),
         replay_of=str(lineage.ancestor) if lineage else None,
+        cancelled_by=cancelled_by(task.status, task.last_error),
     )
 
 

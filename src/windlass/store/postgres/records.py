@@ -6,6 +6,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from windlass.model.cancellation import cancelled_by
 from windlass.model.task import TaskRecord, TaskState
 
 
@@ -39,6 +40,7 @@ def task_record(row: asyncpg.Record) -> TaskRecord:
         tags=tuple(row["tags"] or ()),
         errors=errors,
         replay_of=None if ancestor is None else str(ancestor),
+        cancelled_by=cancelled_by(row["status"], row["last_error"]),
     )
 
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from windlass.model.cancellation import Cancellation
 from windlass.model.errors import (
     TaskNotFound,
     WrongState,
@@ -17,18 +18,22 @@ from windlass.model.task import (
     CancelAnswer,
     Change,
     Outcome,
+    TaskFilter,
     TaskState,
 )
 from windlass.store.port import Store
 from windlass.testing.store_contract.steps import (
     DAY,
     ENDING,
+    RETURNING,
     SECOND,
     UNSUCCESSFUL,
     Steps,
     needs,
     new_id,
 )
+
+BY_OPS = Cancellation("no longer needed", "ops").text
 
 
 class CancelRules(Steps):
@@ -56,6 +61,53 @@ class CancelRules(Steps):
         await self.advance(store, 2 * SECOND)
         assert answer is CancelAnswer.CANCELLED
         assert await store.promote(10) == 0
+
+    async def test_a_record_says_who_asked_if_anybody_said(self, store: Store) -> None:
+        somebody, nobody = await self.add_many(store, 2)
+
+        await store.cancel(somebody, BY_OPS)
+        await store.cancel(nobody, "no longer needed")
+
+        record = await store.get(somebody)
+        assert (record.last_error, record.cancelled_by) == (BY_OPS, "ops")
+        assert (await store.get(nobody)).cancelled_by is None
+        listed = await store.tasks(TaskFilter())
+        assert {one.id: one.cancelled_by for one in listed.records} == {
+            str(somebody): "ops",
+            str(nobody): None,
+        }
+
+    @pytest.mark.parametrize("outcome", RETURNING)
+    async def test_who_asked_a_worker_stays_with_what_it_gives_back(
+        self, store: Store, outcome: Outcome
+    ) -> None:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+
+        await store.cancel(task_id, BY_OPS)
+        await self.settle(store, claim, task, outcome)
+
+        record = await store.get(task_id)
+        assert (record.last_error, record.cancelled_by) == (BY_OPS, "ops")
+
+    async def test_who_asked_a_lost_worker_stays_with_its_task(self, store: Store) -> None:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.start(store, claim, task)
+
+        await store.cancel(task_id, BY_OPS)
+        await self.lose_worker(store)
+
+        record = await store.get(task_id)
+        assert (record.last_error, record.cancelled_by) == (BY_OPS, "ops")
+
+    async def test_a_task_that_was_not_cancelled_was_so_by_nobody(self, store: Store) -> None:
+        said = '{"type": "E", "message": "no (asked for by ops)"}'
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, Outcome.DEAD, error=said)
+
+        assert (await store.get(task_id)).cancelled_by is None
 
     async def test_a_task_waiting_for_its_retry_is_cancelled_with_its_errors(
         self, store: Store
