@@ -24,18 +24,23 @@ from uuid import UUID
 from windlass.breaker import Breaker
 from windlass.client import (
     Call,
+    CancelOptions,
+    CancelReport,
     Client,
     DeadFilters,
     DeadLetters,
     Handle,
     Options,
     Task,
+    TaskFilters,
     TaskSet,
     checked_calls,
+    checked_cancellation,
     enqueue_options,
     new_task_id,
     new_task_ids,
     replay_rule,
+    task_filter,
 )
 from windlass.database import Database
 from windlass.failures.classifier import Classifier
@@ -282,6 +287,31 @@ class App(TaskSet):
             raise TaskNotFound(f"{shown(task_id)} is not the id of a task; ids are UUIDs") from None
 
     # Operating
+
+    async def cancel_tasks(
+        self,
+        reason: str = "cancelled on request",
+        *,
+        by: str | None = None,
+        dry_run: bool = False,
+        everything: bool = False,
+        **filters: Unpack[TaskFilters],
+    ) -> CancelReport:
+        """Cancel the tasks of a filter: waiting ones at once, others by asking their worker.
+
+        Without `status` those that can be cancelled; without any filter only with `everything`.
+        """
+        cancellation = checked_cancellation(reason, by)
+        wanted = task_filter(filters, everything=everything)
+        checked_flag("dry_run", dry_run)
+        async with self.using() as client:
+            return await client.cancel_all(wanted, cancellation, dry_run=dry_run)
+
+    def cancel_tasks_sync(
+        self, reason: str = "cancelled on request", **options: Unpack[CancelOptions]
+    ) -> CancelReport:
+        """`cancel_tasks` for synchronous code."""
+        return self.run_sync("cancel_tasks", lambda: self.cancel_tasks(reason, **options))
 
     async def stop_retries(self, name: str, reason: str = "stopped on request") -> int:
         """Stop trying failed tasks of a type again: from now on, and those that wait for it.

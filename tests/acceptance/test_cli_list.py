@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from contract.pgbouncer import store_options
-from windlass import App
-from windlass.cli import bulk, main
-from windlass.model.task import ClaimRequest, NewTask, TaskFilter, TaskPage
+from windlass.cli import main
+from windlass.model.task import NewTask
 from windlass.store.postgres.store import PostgresStore
 from windlass.testing.store_contract.steps import id_at
 
@@ -130,32 +129,3 @@ def test_a_task_whose_id_says_no_time_is_listed(windlass: Run, database_url: str
     task_id = asyncio.run(add())
 
     assert ids(windlass("--json")) == [task_id]
-
-
-async def test_a_filter_finds_every_task_though_some_move_between_two_pages(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk, "PAGE", 5)
-    async with App(database_url) as app:
-        store = await app.store()
-
-        @app.task
-        async def work() -> None: ...
-
-        enqueued = await app.enqueue_many([work.call() for _ in range(20)])
-        pages = 0
-        read = store.tasks
-
-        async def tasks(wanted: TaskFilter) -> TaskPage:
-            nonlocal pages
-            pages += 1
-            if pages == 2:  # the place of what workers hold was read before, and was empty
-                await store.claim(
-                    ClaimRequest(uuid.uuid4(), ("work",), 8, timedelta(30), timedelta(1), None)
-                )
-            return await read(wanted)
-
-        monkeypatch.setattr(store, "tasks", tasks)
-        found = await bulk._all(app, TaskFilter(type="work"))
-
-    assert sorted(found) == sorted(handle.id for handle in enqueued)

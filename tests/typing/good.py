@@ -66,9 +66,12 @@ async def use(handles: Sequence[Handle]) -> None:
     replayed: str | None = report.replayed[letters[0].id]
     app.dead.replay_sync(type="mail", ended_from=datetime.now(UTC), canary=5, dry_run=True)
     app.dead.discard_sync(letters[0].id)
+    await handle.cancel("no longer needed", by="ops")
+    cancelled: list[str] = (await app.cancel_tasks("late", by="ops", tag="night")).cancelled
+    app.cancel_tasks_sync("late", queue="mail", status=["pending"], dry_run=True)
     app.replay_dead(error="gateway", after=timedelta(minutes=10))
     app.include(mails)
     async with testing.app_in_memory(app):
         testing.assert_enqueued(app, resize, image="a.png")
         await testing.drain(app)
-    print(many, width, text, handles, replayed)
+    print(many, width, text, handles, replayed, cancelled)

@@ -1,7 +1,8 @@
 """Commands on tasks: to look at them, and to act on what is found."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -9,20 +10,34 @@ import click
 import msgspec
 
 from windlass.app import App
-from windlass.cli.bulk import PAGE, Verb, act_on
+from windlass.cli.bulk import Verb, act_on, say_nothing_fits
 from windlass.cli.caller import caller
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
 from windlass.cli.printing import legible, print_json, print_table
-from windlass.client import Handle, checked_cancellation, checked_change
-from windlass.model.errors import ConfigurationError
+from windlass.client import (
+    CancelReport,
+    Handle,
+    checked_cancellation,
+    checked_change,
+    checked_id,
+)
+from windlass.model.errors import ConfigurationError, WindlassError
 from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
 from windlass.registry import checked_name
 
 WAITING = (TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING)
-HELD = (TaskState.CLAIMED, TaskState.RUNNING)
+CANCELLABLE = (*WAITING, TaskState.CLAIMED, TaskState.RUNNING)
 UNSUCCESSFUL = (TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED)
-ENDED = "had already ended"
+BECAME = {
+    CancelAnswer.CANCELLED: "cancelled",
+    CancelAnswer.REQUESTED: "asked to stop; its worker ends it",
+    CancelAnswer.ENDED: "had already ended",
+}
+WOULD_BE = BECAME | {
+    CancelAnswer.CANCELLED: "would be cancelled",
+    CancelAnswer.REQUESTED: "would be asked to stop",
+}
 
 
 class TaskCommands(Subcommands):
@@ -59,7 +74,7 @@ def task_filter(
     since: str | None,
     until: str | None,
     after: str | None = None,
-    limit: int = PAGE,
+    limit: int = 50,
 ) -> TaskFilter:
     """Return the filter that was typed."""
     return TaskFilter(
@@ -198,21 +213,39 @@ def _bulk(function: Any) -> Any:
 @_bulk
 @single_option("--reason", default="cancelled on request", show_default=True)
 @single_option("--by", help="Who asks for it.  [default: you, as user@host]")
-def cancel_tasks(reason: str, by: str | None, **what: Any) -> None:
+def cancel_tasks(
+    reason: str,
+    by: str | None,
+    application: str | None,
+    task_ids: Sequence[str],
+    dry_run: bool,
+    **filters: Any,
+) -> None:
     """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
     wanted = checked_cancellation(reason, caller() if by is None else by)
+    chosen = _chosen(task_ids, filters)
 
-    async def cancel(app: App, handle: Handle) -> str:
-        match await (await app.client()).cancel(UUID(handle.id), wanted):
-            case CancelAnswer.CANCELLED:
-                return "cancelled"
-            case CancelAnswer.REQUESTED:
-                return "asked to stop; its worker ends it"
-            case CancelAnswer.ENDED:
-                return ENDED
+    async def cancel(app: App) -> CancelReport:
+        async with app:
+            ids = chosen if isinstance(chosen, TaskFilter) else [checked_id(one) for one in chosen]
+            client = await app.client()
+            tell = partial(_tell_of_cancelled, WOULD_BE if dry_run else BECAME)
+            return await client.cancel_all(ids, wanted, dry_run=dry_run, tell=tell)
 
-    does = dict.fromkeys(WAITING, "cancelled") | dict.fromkeys(HELD, "asked to stop")
-    _act(Verb(does, cancel, otherwise=ENDED), **what)
+    report = run(cancel(load_lasting_app(application)))
+    if isinstance(chosen, TaskFilter) and report == CancelReport():
+        say_nothing_fits(chosen.statuses or CANCELLABLE)
+    if report.refused:
+        raise click.exceptions.Exit(1)
+
+
+def _tell_of_cancelled(
+    said: Mapping[CancelAnswer, str], task_id: UUID, answer: CancelAnswer | WindlassError
+) -> None:
+    if isinstance(answer, CancelAnswer):
+        click.echo(f"{task_id} {said[answer]}")
+    else:
+        click.echo(f"{task_id} {answer}", err=True)
 
 
 @tasks.command("retry")
@@ -254,12 +287,15 @@ def change_tasks(
     _act(Verb(dict.fromkeys(WAITING, "changed"), change), **what)
 
 
+def _chosen(task_ids: Sequence[str], filters: Mapping[str, Any]) -> Sequence[str] | TaskFilter:
+    if bool(task_ids) == any(filters.values()):
+        raise ConfigurationError("name tasks either by id or by filter")
+    return task_ids or task_filter(**filters)
+
+
 def _act(
     verb: Verb, *, application: str | None, task_ids: Sequence[str], dry_run: bool, **wanted: Any
 ) -> None:
-    by_filter = any(wanted.values())
-    if bool(task_ids) == by_filter:
-        raise ConfigurationError("name tasks either by id or by filter")
-    chosen = task_ids or task_filter(**wanted)
+    chosen = _chosen(task_ids, wanted)
     if run(act_on(load_lasting_app(application), verb, chosen, dry_run=dry_run)):
         raise click.exceptions.Exit(1)

@@ -13,6 +13,13 @@ from windlass.client.asking import (
     new_task_id,
     new_task_ids,
 )
+from windlass.client.cancelling import (
+    CancelOptions,
+    CancelReport,
+    TaskFilters,
+    find_all,
+    task_filter,
+)
 from windlass.client.dead import (
     DeadFilters,
     DeadLetters,
@@ -28,6 +35,8 @@ from windlass.client.verbs import Client, Handle
 __all__ = [
     "NOT_BUILT",
     "Call",
+    "CancelOptions",
+    "CancelReport",
     "Client",
     "DeadFilters",
     "DeadLetters",
@@ -37,6 +46,7 @@ __all__ = [
     "ReplayPlan",
     "ReplayReport",
     "Task",
+    "TaskFilters",
     "TaskSet",
     "checked_calls",
     "checked_cancellation",
@@ -47,7 +57,9 @@ __all__ = [
     "checked_time",
     "dead_filter",
     "enqueue_options",
+    "find_all",
     "new_task_id",
     "new_task_ids",
     "replay_rule",
+    "task_filter",
 ]

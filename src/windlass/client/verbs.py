@@ -20,6 +20,7 @@ from windlass.client.asking import (
     distinct_options,
     new_tasks,
 )
+from windlass.client.cancelling import CancelReport, Tell, cancel_all
 from windlass.client.dead import DeadClient
 from windlass.client.gathering import Gatherer
 from windlass.client.results import ResultWaiter, Waiting
@@ -42,6 +43,7 @@ from windlass.model.task import (
     Enqueued,
     Fence,
     NewTask,
+    TaskFilter,
     TaskRecord,
     TaskState,
     TypeDefaults,
@@ -49,6 +51,7 @@ from windlass.model.task import (
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
 from windlass.store.port import (
+    ClockStore,
     DeadStore,
     EnqueueStore,
     Guest,
@@ -69,7 +72,7 @@ REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
 REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
 
-class ClientStore(EnqueueStore, OperateStore, ReadStore, DeadStore, Protocol):
+class ClientStore(EnqueueStore, OperateStore, ReadStore, DeadStore, ClockStore, Protocol):
     """The part of a store that applications use."""
 
 
@@ -262,6 +265,17 @@ class Client:
     async def cancel(self, task_id: UUID, wanted: Cancellation) -> CancelAnswer:
         """Cancel a task that waits, or ask the worker of one that runs."""
         return await self._store.cancel(task_id, wanted.text)
+
+    async def cancel_all(
+        self,
+        chosen: Sequence[UUID] | TaskFilter,
+        wanted: Cancellation,
+        *,
+        dry_run: bool,
+        tell: Tell = lambda _id, _answer: None,
+    ) -> CancelReport:
+        """Cancel tasks by id, or those of a filter, and tell of each."""
+        return await cancel_all(self._store, chosen, wanted, dry_run=dry_run, tell=tell)
 
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits."""
