@@ -428,7 +428,12 @@ class App(TaskSet):
             term=timedelta(seconds=settings.leader_term),
             clock=clock,
             chores=chores(
-                store, clock, sweep=settings.sweep, died=alarms.tell, care=self._dead_care()
+                store,
+                clock,
+                sweep=settings.sweep,
+                died=alarms.tell,
+                care=self._dead_care(),
+                unknown_type_grace=settings.unknown_type_grace,
             ),
         )
         options = WorkerOptions(

@@ -34,6 +34,7 @@ class Settings:
     idempotency_retention: float = 7 * 86400.0
     dead_limit: int = 0
     dead_archive: str = ""
+    unknown_type_grace: float = 0.0
 
     concurrency: int = 100
     lease: float = 30.0
@@ -65,6 +66,12 @@ class Settings:
             raise ConfigurationError(
                 f"lease ({self.lease:g}s) must be at least twice heartbeat ({self.heartbeat:g}s); "
                 "raise lease or lower heartbeat"
+            )
+        if 0 < self.unknown_type_grace < self.lease:
+            # A worker that lives may be missing from the list until its next sign of life.
+            raise ConfigurationError(
+                f"unknown_type_grace ({self.unknown_type_grace:g}s) must be at least lease "
+                f"({self.lease:g}s), or 0 to let tasks of unknown types wait; raise it"
             )
 
     def kept_for(self) -> Retention:
@@ -165,6 +172,7 @@ _MOST = {
     "leader_term": _MONTH,
     "sweep": _MONTH,
     "poll": _MONTH,
+    "unknown_type_grace": _MONTH,
     "ageing": _MONTH,  # for each point of priority, and there are a hundred
     "shutdown_timeout": _MONTH,
     "buffer": 100_000,

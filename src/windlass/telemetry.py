@@ -36,6 +36,7 @@ LEVELS = {
     "task.failed": logging.WARNING,
     "task.code_bug": logging.ERROR,
     "task.unknown_error": logging.WARNING,
+    "task.unknown_type": logging.ERROR,
     "retry.undecided": logging.WARNING,
     "alarm.skipped": logging.WARNING,
     "alarm.failed": logging.WARNING,

@@ -6,6 +6,7 @@ from uuid import uuid4
 import pytest
 
 from architecture.plan_costs import (
+    ERROR,
     LEASE,
     TURNS,
     WORKER,
@@ -202,6 +203,40 @@ async def test_a_promotion_reads_what_it_promotes(subject: Subject, analyzed: bo
 
     assert subject.rows("scheduled") <= 1500
     assert subject.buffers < 100 + 30 * 500
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_look_for_unknown_types_reads_a_task_of_each_lane(
+    subject: Subject, analyzed: bool
+) -> None:
+    await subject.fill(20_000, kinds=10)
+    if analyzed:
+        await subject.analyze()
+    subject.start_measuring()
+
+    assert len(await subject.store.unknown_types()) == 10
+
+    assert subject.rows("ready") <= 10
+    assert subject.buffers < 200
+
+
+@pytest.mark.parametrize("ready_for", [timedelta(0), timedelta(hours=1)])
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_failing_unknown_types_reads_what_it_fails(
+    subject: Subject, analyzed: bool, ready_for: timedelta
+) -> None:
+    await subject.fill(20_000)
+    if analyzed:
+        await subject.analyze()
+    text = subject.store._sql.statement("fail_unknown")
+
+    costs = await measure(
+        subject.connection, text, "resize", ERROR, ready_for, 500, 30 * LEASE, LEASE
+    )
+
+    assert max(cost.rows["ready"] for cost in costs) <= 4 * 500
+    assert max(cost.rows["task"] for cost in costs) <= 2 * 500
+    assert max(cost.buffers for cost in costs) < 100 + 60 * 500
 
 
 @pytest.mark.parametrize("patience", [None, LEASE])

@@ -2,16 +2,30 @@
 
 import asyncio
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 
-from contract.postgres_sessions import AT_ONCE, Sessions, add, claim, lead, settlements
+from contract.postgres_sessions import (
+    AT_ONCE,
+    ERROR,
+    LEASE,
+    SECOND,
+    Sessions,
+    add,
+    claim,
+    granted,
+    lead,
+    settlements,
+    worker_info,
+)
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import (
     Answer,
     Callback,
     CancelAnswer,
     Change,
+    Leadership,
     NewTask,
     Outcome,
     TaskState,
@@ -168,6 +182,85 @@ async def test_expiring_goes_round_what_somebody_holds(
     await changing.commit()
     assert await store.expire(10, leadership=leadership) == 1
     assert await sessions.places(held) == ["history"]
+
+
+async def fail_unknown(store: PostgresStore, leadership: Leadership) -> list[UUID]:
+    return await store.fail_unknown(
+        "resize", error=ERROR, ready_for=SECOND, limit=10, leadership=leadership
+    )
+
+
+async def test_failing_unknown_types_goes_round_what_somebody_holds(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    held, free = await add(store, 2)
+    await sessions.advance(2 * SECOND)
+    leadership = await lead(store)
+    changing = await sessions.begin()
+    await changing.store.change(held, Change(priority=50))
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await fail_unknown(store, leadership) == [free]
+
+    await changing.commit()
+    assert await fail_unknown(store, leadership) == [held]
+    assert await sessions.places(held) == ["dead"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_what_somebody_is_about_to_claim_does_not_fail(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    (task_id,) = await add(store)
+    await sessions.advance(2 * SECOND)
+    leadership = await lead(store)
+    claiming = await sessions.begin()
+    held = await claim(claiming.store)
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await fail_unknown(store, leadership) == []
+
+    if undone:
+        await claiming.rollback()
+        assert await fail_unknown(store, leadership) == [task_id]
+    else:
+        await claiming.commit()
+        assert await fail_unknown(store, leadership) == []
+        assert await store.settle(settlements(held, Outcome.COMPLETED)) == [Answer.APPLIED]
+
+
+async def test_nobody_claims_what_is_about_to_fail(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (task_id,) = await add(store)
+    await sessions.advance(2 * SECOND)
+    leadership = await lead(store)
+    leading = await sessions.begin()
+    assert await fail_unknown(leading.store, leadership) == [task_id]
+    await store.register(worker_info(), lease=LEASE)
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await granted(store) == []
+    await leading.commit()
+
+    assert await sessions.places(task_id) == ["dead"]
+
+
+async def test_a_worker_that_registers_just_then_saves_its_tasks(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 2)
+    await sessions.advance(2 * SECOND)
+    leadership = await lead(store)
+    registering = await sessions.begin()
+    await registering.connection.execute("LOCK TABLE windlass.worker")
+
+    failing = await sessions.blocked(fail_unknown(store, leadership), by=registering)
+    await registering.store.register(worker_info(), lease=LEASE)
+    await registering.commit()
+
+    assert await failing == []
+    assert await granted(store, limit=2) == ids
 
 
 async def test_what_has_begun_is_forgotten_among_what_expires(

@@ -12,6 +12,7 @@ import pytest
 from contract.postgres_sessions import (
     AT_ONCE,
     DAY,
+    ERROR,
     LEASE,
     OTHER_WORKER,
     TERM,
@@ -142,6 +143,10 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "types": lambda s: s.store.types(),
     "allow_retries": lambda s: s.store.allow_retries("resize"),
     "expire": lambda s: s.store.expire(10, leadership=s.leadership),
+    "unknown_types": lambda s: s.store.unknown_types(),
+    "fail_unknown": lambda s: s.store.fail_unknown(
+        "new", error=ERROR, ready_for=timedelta(0), limit=10, leadership=s.leadership
+    ),
     "register": lambda s: s.store.register(worker_info(OTHER_WORKER), lease=LEASE),
     "pulse": lambda s: s.store.pulse(Pulse(WORKER, [s.claims[0].token], LEASE, 1, True)),
     "set_idle": lambda s: s.store.set_idle(WORKER, idle=False),

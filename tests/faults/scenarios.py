@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from faults.scene import (
+    ERROR,
     LEASE,
     NOON,
     OTHER_WORKER,
@@ -548,6 +549,22 @@ async def expire(scene: Scene) -> Call:
     leadership = await scene.lead()
     await scene.pass_time(6)
     return lambda store, again: store.expire(10, leadership=leadership)
+
+
+@scenario("unknown_types")
+async def unknown_types(scene: Scene) -> Call:
+    await scene.add(2)
+    return lambda store, again: store.unknown_types()
+
+
+@scenario("fail_unknown", if_done=[], seconds_later=100.0)
+async def fail_unknown(scene: Scene) -> Call:
+    await scene.add(2)
+    leadership = await scene.lead()
+    await scene.pass_time(6)
+    return lambda store, again: store.fail_unknown(
+        "resize", error=ERROR, ready_for=timedelta(seconds=5), limit=10, leadership=leadership
+    )
 
 
 @scenario("remove_dead_workers", if_done=[], seconds_later=600.0)

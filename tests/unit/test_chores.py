@@ -209,6 +209,13 @@ async def test_a_chore_that_was_given_up_is_done_less_often_too(clock: MovedCloc
 
 
 def test_a_leader_is_not_judged_by_how_it_counts_or_cares_for_the_dead() -> None:
-    optional = [one.name for one in chores(MemoryStore(), _Watch(), sweep=SWEEP) if not one.is_duty]
+    all_of_them = chores(MemoryStore(), _Watch(), sweep=SWEEP, unknown_type_grace=60.0)
+    optional = [one.name for one in all_of_them if not one.is_duty]
 
-    assert optional == ["replay-dead", "remove-dead", "count"]
+    assert optional == ["replay-dead", "remove-dead", "fail-unknown", "count"]
+
+
+def test_types_that_nobody_knows_are_not_looked_for_unless_that_is_asked_for() -> None:
+    names = [one.name for one in chores(MemoryStore(), _Watch(), sweep=SWEEP)]
+
+    assert "fail-unknown" not in names

@@ -86,6 +86,14 @@ def test_a_setting_that_the_database_could_not_hold_is_named(name: str, value: o
         App("memory:", **{name: value})
 
 
+def test_a_grace_for_unknown_types_is_off_or_at_least_a_lease() -> None:
+    assert App("memory:").settings.unknown_type_grace == 0
+    assert Settings.load({}, {"WINDLASS_UNKNOWN_TYPE_GRACE": "600"}).unknown_type_grace == 600
+    assert App("memory:", unknown_type_grace=timedelta(seconds=30)).settings.lease == 30
+    with pytest.raises(ConfigurationError, match=r"unknown_type_grace \(29s\) .* lease \(30s\)"):
+        App("memory:", unknown_type_grace=29)
+
+
 def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="raise lease or lower heartbeat"):
         App("memory:", lease=5, heartbeat=2.6)

@@ -20,7 +20,7 @@ def letter_lines(letter: DeadLetter) -> Iterator[str]:
             yield f"{name + ':':<17}{value}"
     for error in letter.errors:
         yield ""
-        yield f"attempt {error['attempt']}: {_when(error)}, worker {error['worker_id']}"
+        yield f"attempt {error['attempt']}: {_when(error)}, {_where(error)}"
         yield from _block(f"{error['type']}: {error['message']}")
     if last.get("traceback"):
         yield ""
@@ -52,6 +52,10 @@ def _when(error: dict[str, Any]) -> str:
         return f"ended {_time(ended)}"
     started = datetime.fromisoformat(error["started_at"])
     return f"{_time(started)}, ran for {(ended - started).total_seconds():.3f} s"
+
+
+def _where(error: dict[str, Any]) -> str:
+    return f"worker {error['worker_id']}" if error["worker_id"] else "by no worker"
 
 
 def _time(moment: datetime | None) -> str:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from windlass.maintenance.archive import Archive
 from windlass.maintenance.dead import DeadChoreStore, Removing, Replaying
+from windlass.maintenance.unknown import UnknownTypes
 from windlass.model.dead import ReplayRule
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Due, Leadership, QueueRecord
@@ -180,10 +181,12 @@ def chores(
     sweep: float,
     died: Died = lambda _: None,
     care: DeadCare = NO_CARE,
+    unknown_type_grace: float = 0.0,
 ) -> list[Chore]:
     """The chores of a store; `sweep` is how often lost claims are looked for, in seconds.
 
-    `died` is told of tasks that are dead because their worker was lost.
+    `died` is told of tasks that are dead because their worker was lost, or nobody knows their type.
+    `unknown_type_grace`: seconds after which the latter fail; 0: they wait.
     """
     lookout = Lookout(store, clock, every=sweep)
     replaying = Replaying(store, care.rules, care.new_ids)
@@ -205,6 +208,19 @@ def chores(
             )
         return dropped
 
+    unknown = (
+        []
+        if not unknown_type_grace
+        else [
+            Chore(
+                "fail-unknown",
+                sweep,
+                UnknownTypes(store, lookout, grace=unknown_type_grace, every=sweep, died=died),
+                at_most=1 / 20,
+                is_duty=False,
+            )
+        ]
+    )
     return [
         Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
@@ -219,5 +235,6 @@ def chores(
         Chore(
             "remove-dead", min(REMOVE_EVERY, 12 * sweep), removing, at_most=1 / 20, is_duty=False
         ),
+        *unknown,
         Chore("count", COUNT_EVERY, partial(_count, store), at_most=1 / 20, is_duty=False),
     ]

@@ -27,7 +27,9 @@ MOVES: Mapping[TaskState | None, frozenset[TaskState]] = {
     None: _WAITING,
     TaskState.SCHEDULED: frozenset({TaskState.PENDING, TaskState.CANCELLED, TaskState.SCHEDULED}),
     TaskState.BLOCKED: frozenset({TaskState.PENDING, TaskState.CANCELLED}),
-    TaskState.PENDING: frozenset({TaskState.CLAIMED, TaskState.CANCELLED, TaskState.SCHEDULED}),
+    TaskState.PENDING: frozenset(
+        {TaskState.CLAIMED, TaskState.CANCELLED, TaskState.SCHEDULED, TaskState.FAILED}
+    ),
     TaskState.CLAIMED: _SETTLED | {TaskState.RUNNING},
     TaskState.RUNNING: _SETTLED,
     TaskState.COMPLETED: frozenset(),

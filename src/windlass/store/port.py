@@ -402,6 +402,27 @@ class ChoreStore(Protocol):
     async def expire(self, limit: int, *, leadership: Leadership) -> int:
         """Cancel up to so many tasks that wait although they should have begun by now."""
 
+    async def unknown_types(self) -> list[str]:
+        """Return the types of ready tasks that no registered worker knows, in order.
+
+        Tasks in paused queues are not looked at.
+        """
+
+    async def fail_unknown(
+        self,
+        type: str,  # noqa: A002 - as everywhere
+        *,
+        error: str,
+        ready_for: timedelta,
+        limit: int,
+        leadership: Leadership,
+    ) -> list[UUID]:
+        """Fail up to `limit` tasks of a type, if no registered worker knows it; return which.
+
+        Only those that have been ready for so long, and are not in a paused queue. The error counts
+        as an attempt that never began. None waits for a lock that somebody else holds.
+        """
+
     async def remove_dead_workers(
         self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
     ) -> list[UUID]:

@@ -1,5 +1,6 @@
 """Lead in memory: elections, and the chores of whoever won."""
 
+import json
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -7,7 +8,7 @@ from uuid import UUID
 from windlass.model.errors import NotLeader
 from windlass.model.limits import EXPIRED, UNNOTICED_STEP
 from windlass.model.task import ENDS, Due, LaneKind, Leadership, Rescued, Retained, TaskState
-from windlass.store.memory.state import TaskEntry, WorkerEntry
+from windlass.store.memory.state import LaneKey, TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 
@@ -139,6 +140,46 @@ class LeadVerbs(MemoryTables):
             task.settled_by = None
             self._end(task, TaskState.CANCELLED, EXPIRED, now)
         return len(late)
+
+    @transaction
+    async def unknown_types(self) -> list[str]:
+        return sorted({lane.type for lane in self._unknown_lanes()})
+
+    @transaction
+    async def fail_unknown(
+        self,
+        type: str,  # noqa: A002
+        *,
+        error: str,
+        ready_for: timedelta,
+        limit: int,
+        leadership: Leadership,
+    ) -> list[UUID]:
+        self._assert_leader(leadership)
+        now = self._clock()
+        waiting = [
+            task
+            for lane in self._unknown_lanes()
+            if lane.type == type
+            for task in self._ready[lane].values()
+            if task.scheduled_for <= now - ready_for
+        ][:limit]
+        said = json.loads(error)
+        for task in waiting:
+            self._take_waiting(task)
+            task.settled_by = None
+            task.attempts += 1
+            self._note_failure(task, said, now)
+            self._end(task, TaskState.FAILED, said["message"], now)
+        return [task.asked.id for task in waiting]
+
+    def _unknown_lanes(self) -> list[LaneKey]:
+        known = {name for worker in self._workers.values() for name in worker.record.types}
+        return [
+            lane
+            for lane in self._ready
+            if lane.type not in known and lane.queue not in self._paused
+        ]
 
     @transaction
     async def remove_dead_workers(

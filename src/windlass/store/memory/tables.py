@@ -160,7 +160,7 @@ class MemoryTables:
         noted = {
             "attempt": task.attempts,
             "generation": task.generation,
-            "worker_id": str(task.worker_id),
+            "worker_id": task.worker_id and str(task.worker_id),
             "started_at": task.started_at and task.started_at.isoformat(),
             "ended_at": now.isoformat(),
         }

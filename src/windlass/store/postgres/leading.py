@@ -69,6 +69,26 @@ class LeadVerbs(OperateVerbs):
 
         return await self._history.with_places(None, expire_once)
 
+    async def unknown_types(self) -> list[str]:
+        return [name for (name,) in await self._run.fetch("unknown_types")]
+
+    async def fail_unknown(
+        self,
+        type: str,  # noqa: A002
+        *,
+        error: str,
+        ready_for: timedelta,
+        limit: int,
+        leadership: Leadership,
+    ) -> list[UUID]:
+        kept = self._options.retention
+        async with self._led(leadership) as connection:
+            text = self._sql.statement("fail_unknown")
+            failed: list[UUID] = await connection.fetchval(
+                text, type, error, ready_for, limit, kept.dead, kept.keys
+            )
+            return failed
+
     async def remove_dead_workers(
         self, *, leadership: Leadership, steady_for: timedelta = timedelta(0)
     ) -> list[UUID]:

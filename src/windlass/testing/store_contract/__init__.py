@@ -27,6 +27,7 @@ from windlass.testing.store_contract.pulse import BesideRules, PulseRules, WakeR
 from windlass.testing.store_contract.read import HasWorkRules, ReadRules
 from windlass.testing.store_contract.rescue import PromoteRules, RescueRules
 from windlass.testing.store_contract.settle import SettleRules
+from windlass.testing.store_contract.unknown import UnknownTypeRules
 
 
 class StoreContract(
@@ -38,6 +39,7 @@ class StoreContract(
     RetryLimitRules,
     CallbackRules,
     ExpireRules,
+    UnknownTypeRules,
     PulseRules,
     CancelRules,
     ChangeRules,

@@ -256,6 +256,9 @@ _Chore = Callable[[Store, Leadership], Awaitable[object]]
 _CHORES: Sequence[_Chore] = (
     lambda store, leadership: store.promote(10, leadership=leadership),
     lambda store, leadership: store.rescue(10, leadership=leadership),
+    lambda store, leadership: store.fail_unknown(
+        "lost", error="{}", ready_for=SECOND, limit=10, leadership=leadership
+    ),
     lambda store, leadership: store.remove_dead_workers(leadership=leadership),
     lambda store, leadership: store.tidy(leadership=leadership),
     lambda store, leadership: store.prepare_history(leadership=leadership),
@@ -264,7 +267,10 @@ _CHORES: Sequence[_Chore] = (
 _each_chore = pytest.mark.parametrize(
     "chore",
     _CHORES,
-    ids=["promote", "rescue", "remove_dead_workers", "tidy", "prepare_history", "retain"],
+    ids=[
+        *("promote", "rescue", "fail_unknown"),
+        *("remove_dead_workers", "tidy", "prepare_history", "retain"),
+    ],
 )
 
 
