@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
-from windlass import App, IdempotencyConflict, PayloadError
+from windlass import App, IdempotencyConflict, PayloadError, Retry
 from windlass.model.task import TaskFilter
 
 HOUR = timedelta(hours=1)
@@ -412,6 +412,41 @@ async def test_the_limit_of_a_payload_is_that_of_the_application(
     await add(sql, {"type": "a", "payload": {"x": "twelve bytes"}})
     with pytest.raises(asyncpg.PostgresError, match="21 bytes are more than the limit of 20"):
         await add(sql, {"type": "a", "payload": {"x": "thirteen byte"}})
+
+
+async def test_the_view_shows_the_class_of_the_last_error_and_what_a_task_replays(
+    app: App, sql: asyncpg.Connection
+) -> None:
+    @app.task
+    async def broken() -> None:
+        raise KeyError("a")
+
+    @app.task(retry=Retry(max_attempts=2, base=3600, jitter="none"))
+    async def waiting() -> None:
+        raise ConnectionResetError
+
+    @app.task
+    async def good() -> None: ...
+
+    failed, retried, done = [await one.enqueue() for one in (broken, waiting, good)]
+    await app.run_worker(until_idle=True)
+    report = await app.dead.replay(failed.id)
+    replayed = app.handle(str(report.replayed[failed.id]))
+    cancelled = await waiting.enqueue()
+    await app.run_worker(until_idle=True)
+    await cancelled.cancel()
+
+    shown = await sql.fetch("SELECT id::text, error_class, replay_of::text FROM windlass.tasks")
+
+    assert {row["id"]: (row["error_class"], row["replay_of"]) for row in shown} == {
+        failed.id: ("code-bug", None),
+        retried.id: ("transient", None),
+        done.id: (None, None),
+        replayed.id: ("code-bug", failed.id),
+        cancelled.id: ("transient", None),
+    }
+    for row, record in [(row, await app.handle(row["id"]).get()) for row in shown]:
+        assert (row["error_class"], row["replay_of"]) == (record.error_class, record.replay_of)
 
 
 async def test_a_task_is_cancelled_by_sql(app: App, sql: asyncpg.Connection) -> None:

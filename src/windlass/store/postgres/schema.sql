@@ -3488,7 +3488,11 @@ CREATE VIEW windlass.tasks AS
     (a.error ->> 'message'::text) AS last_error,
     NULL::jsonb AS result,
     t.tags,
-    t.generation
+    t.generation,
+    (a.error ->> 'class'::text) AS error_class,
+    ( SELECT p.ancestor
+           FROM windlass.replay p
+          WHERE (p.task_id = t.id)) AS replay_of
    FROM (((((windlass.task t
      LEFT JOIN windlass.ready r ON ((r.task_id = t.id)))
      LEFT JOIN windlass.scheduled s ON ((s.task_id = t.id)))
@@ -3528,7 +3532,11 @@ UNION ALL
     h.last_error,
     h.result,
     h.tags,
-    h.generation
+    h.generation,
+    ((h.errors -> '-1'::integer) ->> 'class'::text) AS error_class,
+    ( SELECT p.ancestor
+           FROM windlass.replay p
+          WHERE (p.task_id = h.id)) AS replay_of
    FROM windlass.history h
 UNION ALL
  SELECT d.id,
@@ -3552,7 +3560,11 @@ UNION ALL
     d.last_error,
     d.result,
     d.tags,
-    d.generation
+    d.generation,
+    ((d.errors -> '-1'::integer) ->> 'class'::text) AS error_class,
+    ( SELECT p.ancestor
+           FROM windlass.replay p
+          WHERE (p.task_id = d.id)) AS replay_of
    FROM windlass.dead d;
 
 CREATE TABLE windlass.worker (

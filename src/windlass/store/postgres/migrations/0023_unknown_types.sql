@@ -1,4 +1,5 @@
 -- Tasks of types that no worker knows: where somebody asked for it, the leader fails them after a while.
+-- And what the view of all tasks did not show.
 
 -- unknown_types: the types of ready tasks that no registered worker knows; those in paused queues wait for somebody.
 CREATE FUNCTION windlass.unknown_types() RETURNS SETOF text
@@ -94,3 +95,62 @@ BEGIN
     RETURN failed;
 END
 $$;
+
+-- The class of the last error, and the dead letter that a task was made of, for people who ask by SQL.
+CREATE OR REPLACE VIEW windlass.tasks AS
+SELECT
+    t.id, t.type, t.queue,
+    coalesce(t.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = t.id)) AS payload,
+    (CASE
+        WHEN r.task_id IS NOT NULL THEN 'pending'
+        WHEN s.task_id IS NOT NULL THEN 'scheduled'
+        WHEN u.task_id IS NOT NULL THEN 'running'
+        ELSE 'claimed'
+    END)::windlass.task_status AS status,
+    t.priority, t.idempotency_key,
+    c.worker_id, t.created_at, t.scheduled_for, c.claimed_at, u.started_at,
+    NULL::timestamptz AS completed_at,
+    greatest(t.created_at, c.claimed_at, u.started_at, a.ended_at) AS updated_at,
+    t.attempts, t.max_attempts,
+    a.error ->> 'message' AS last_error,
+    NULL::jsonb AS result,
+    t.tags, t.generation,
+    a.error ->> 'class' AS error_class,
+    (SELECT p.ancestor FROM windlass.replay p WHERE p.task_id = t.id) AS replay_of
+FROM windlass.task t
+LEFT JOIN windlass.ready r ON r.task_id = t.id
+LEFT JOIN windlass.scheduled s ON s.task_id = t.id
+LEFT JOIN windlass.running u ON u.task_id = t.id AND u.generation = t.generation
+LEFT JOIN (
+    SELECT c.worker_id, c.claimed_at, k.task_id, k.generation
+    FROM windlass.claim c
+    JOIN windlass.claim_task b ON b.token = c.token
+    CROSS JOIN LATERAL unnest(b.task_ids, b.generations) AS k (task_id, generation)
+) c ON c.task_id = t.id AND c.generation = t.generation
+LEFT JOIN LATERAL (
+    SELECT f.error, f.ended_at
+    FROM windlass.attempt f
+    WHERE t.generation > 1 AND f.task_id = t.id
+    ORDER BY f.generation DESC
+    LIMIT 1
+) a ON true
+UNION ALL
+SELECT
+    h.id, h.type, h.queue,
+    coalesce(h.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = h.id)),
+    h.status, h.priority, h.idempotency_key, h.worker_id,
+    h.created_at, h.scheduled_for, h.claimed_at, h.started_at, h.completed_at, h.completed_at,
+    h.attempts, h.max_attempts, h.last_error, h.result, h.tags, h.generation,
+    h.errors -> -1 ->> 'class',
+    (SELECT p.ancestor FROM windlass.replay p WHERE p.task_id = h.id)
+FROM windlass.history h
+UNION ALL
+SELECT
+    d.id, d.type, d.queue,
+    coalesce(d.payload, (SELECT l.payload::jsonb FROM windlass.large_payload l WHERE l.task_id = d.id)),
+    d.status, d.priority, d.idempotency_key, d.worker_id,
+    d.created_at, d.scheduled_for, d.claimed_at, d.started_at, d.completed_at, d.completed_at,
+    d.attempts, d.max_attempts, d.last_error, d.result, d.tags, d.generation,
+    d.errors -> -1 ->> 'class',
+    (SELECT p.ancestor FROM windlass.replay p WHERE p.task_id = d.id)
+FROM windlass.dead d;
