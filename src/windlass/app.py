@@ -1,9 +1,6 @@
 """Composition root: what an application defines, and what it runs and asks for."""
 
 import asyncio
-import os
-import socket
-import sys
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -16,11 +13,10 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Never, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
+from windlass.assembly import Place, Wishes, make_worker
 from windlass.breaker import Breaker
 from windlass.client import (
     Call,
@@ -37,21 +33,16 @@ from windlass.client import (
     checked_calls,
     checked_cancellation,
     enqueue_options,
-    new_task_id,
-    new_task_ids,
     replay_rule,
     task_filter,
 )
 from windlass.database import Database
 from windlass.failures.classifier import Classifier
-from windlass.maintenance.archive import Archive
-from windlass.maintenance.chores import DeadCare, chores
-from windlass.maintenance.leader import Leader
 from windlass.model.dead import ReplayRule
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.examination import Finding
 from windlass.model.limits import shown
-from windlass.model.task import Enqueued, TaskRecord, TypeDefaults, WorkerInfo
+from windlass.model.task import Enqueued, TaskRecord, TypeDefaults
 from windlass.policy.breaker import COUNTED, Mode
 from windlass.portal import Portal
 from windlass.registry import (
@@ -62,14 +53,11 @@ from windlass.registry import (
     checked_flag,
     checked_names,
 )
-from windlass.runtime.alarms import Alarms
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
-from windlass.runtime.processes.options import ProcessOptions, Wear, usable_cores
-from windlass.runtime.worker import Worker, WorkerOptions
+from windlass.runtime.worker import Worker
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
-from windlass.store.clock_watch import ClockWatch
 from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 from windlass.store.postgres.schema import Schema
@@ -404,97 +392,22 @@ class App(TaskSet):
             shutdown_timeout = shutdown_timeout.total_seconds()
         if shutdown_timeout is not None:
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
-        if queues is not None:
-            queues = _checked_queues(queues)
-        processes = self._process_options(settings)
-        info = WorkerInfo(
-            id=new_task_id(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            version=version("windlass"),
-            capacity=self._capacity(settings.concurrency, processes.size),
-            types=self.registry.names(),
-            queues=queues,
-            defaults=tuple(one.defaults for one in self.registry),
-        )
-        store = await self.store()
-        clock = ClockWatch(
-            lease=timedelta(seconds=settings.lease), heartbeat=timedelta(seconds=settings.heartbeat)
-        )
-        alarms = Alarms(store, self._on_dead)
-        leader = Leader(
-            store=store,
-            candidate=info.id,
-            term=timedelta(seconds=settings.leader_term),
-            clock=clock,
-            chores=chores(
-                store,
-                clock,
-                sweep=settings.sweep,
-                died=alarms.tell,
-                care=self._dead_care(),
-                unknown_type_grace=settings.unknown_type_grace,
+        return make_worker(
+            await self.store(),
+            self.registry,
+            settings,
+            queues=None if queues is None else _checked_queues(queues),
+            place=Place(self, self.url),
+            wishes=Wishes(
+                on_startup=self._on_startup,
+                on_shutdown=self._on_shutdown,
+                on_dead=self._on_dead,
+                replay_rules=tuple(self._replay_rules),
+                # What is in memory alone would go with the process.
+                replace_process=None if self.url == "memory:" else replace_process,
             ),
-        )
-        options = WorkerOptions(
-            info=info,
-            concurrency=settings.concurrency,
-            lease=settings.lease,
-            heartbeat=settings.heartbeat,
-            poll=settings.poll,
-            ageing=settings.ageing,
-            shutdown_timeout=settings.shutdown_timeout,
-            buffer=settings.buffer,
-            buffer_bytes=settings.buffer_bytes,
-            buffer_seconds=settings.buffer_seconds,
-            max_result_bytes=settings.max_result_bytes,
-            processes=processes,
-            stuck_threads=settings.stuck_threads,
-            # What is in memory alone would go with the process.
-            replace_process=None if self.url == "memory:" else replace_process,
-            on_startup=self._on_startup,
-            on_shutdown=self._on_shutdown,
-        )
-        return Worker(
-            store=store,
-            registry=self.registry,
-            companion=leader,
-            clock=clock,
-            alarms=alarms,
-            options=options,
             monitor=monitor,
         )
-
-    def _dead_care(self) -> DeadCare:
-        folder = self.settings.dead_archive
-        return DeadCare(
-            most=self.settings.dead_limit,
-            archive=Archive(Path(folder)) if folder else None,
-            rules=tuple(self._replay_rules),
-            new_ids=new_task_ids,
-        )
-
-    def _process_options(self, settings: Settings) -> ProcessOptions:
-        kinds = {one.run for one in self.registry}
-        if "process" not in kinds:
-            return ProcessOptions()
-        return ProcessOptions(
-            size=min(settings.processes or usable_cores(), settings.concurrency),
-            wear=Wear(
-                tasks=settings.process_tasks,
-                age=settings.process_age,
-                memory=settings.process_memory,
-            ),
-            application=_name_of(self),
-            url=self.url,
-        )
-
-    def _capacity(self, concurrency: int, processes: int) -> int:
-        """How many tasks may run at once: those in processes have slots of their own."""
-        kinds = {one.run for one in self.registry}
-        if "process" not in kinds:
-            return concurrency
-        return processes if kinds == {"process"} else concurrency + processes
 
     # Not built yet
 
@@ -622,15 +535,6 @@ def _type_names(given: Any) -> list[Any]:
     return [
         f"{one.__module__}.{one.__qualname__}" if isinstance(one, type) else one for one in several
     ]
-
-
-def _name_of(app: App) -> str:
-    """Where an application is, as `module:name`; empty if no module has it."""
-    for module, loaded in list(sys.modules.items()):
-        for name, value in list(getattr(loaded, "__dict__", {}).items()):
-            if value is app:
-                return f"{module}:{name}"
-    return ""
 
 
 def _checked_set(given: Any) -> TaskSet:
