@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def normalised(text: str) -> str:
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.stem)
 def test_a_query_says_what_it_does_and_is_used(query: Path) -> None:
     assert query.read_text(encoding="utf-8").startswith(f"-- {query.stem}: ")
-    assert query.stem in {text for _, text in strings()}
+    assert query.stem in texts()
 
 
 def test_the_queries_are_there() -> None:
@@ -141,8 +142,18 @@ def test_sql_in_python_would_be_found() -> None:
     assert not SQL.search("select what to update")
 
 
-def strings() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> frozenset[str]:
+    return frozenset(text for _, text in strings())
+
+
+@cache
+def strings() -> list[tuple[str, str]]:
     """Every piece of text in our code, with its place."""
+    return list(read_strings())
+
+
+def read_strings() -> Iterator[tuple[str, str]]:
     for file in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
