@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from windlass.model.errors import ConfigurationError
@@ -40,27 +41,42 @@ class SqlFiles:
 
     def __init__(self, package: str, schema: str) -> None:
         self.schema = checked_schema(schema)
-        self._root = files(package)
+        self._package = package
         self._statements: dict[str, str] = {}
 
     def in_schema(self, sql: str) -> str:
         """Point SQL that is written for the schema `windlass` at ours."""
-        return _QUALIFIER.sub(f"{self.schema}.", sql.replace("SCHEMA_NAME", self.schema))
+        return _in_schema(self.schema, sql)
 
     def statement(self, name: str) -> str:
         """Return the text of `queries/<name>.sql`."""
         text = self._statements.get(name)
         if text is None:
-            text = (self._root / "queries" / f"{name}.sql").read_text(encoding="utf-8")
-            self._statements[name] = text = self.in_schema(text)
+            self._statements[name] = text = _statement(self._package, self.schema, name)
         return text
 
     def migrations(self) -> list[Migration]:
         """Return every migration, in order."""
-        found = []
-        for file in (self._root / "migrations").iterdir():
-            match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
-            if match:
-                sql = self.in_schema(file.read_text(encoding="utf-8"))
-                found.append(Migration(int(match[1]), match[2], sql))
-        return sorted(found, key=lambda migration: migration.number)
+        return list(_migrations(self._package, self.schema))
+
+
+def _in_schema(schema: str, sql: str) -> str:
+    return _QUALIFIER.sub(f"{schema}.", sql.replace("SCHEMA_NAME", schema))
+
+
+# Read once in a process: they are part of the package, and every store that opens asks for them.
+@cache
+def _statement(package: str, schema: str, name: str) -> str:
+    file = files(package) / "queries" / f"{name}.sql"
+    return _in_schema(schema, file.read_text(encoding="utf-8"))
+
+
+@cache
+def _migrations(package: str, schema: str) -> tuple[Migration, ...]:
+    found = []
+    for file in (files(package) / "migrations").iterdir():
+        match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
+        if match:
+            sql = _in_schema(schema, file.read_text(encoding="utf-8"))
+            found.append(Migration(int(match[1]), match[2], sql))
+    return tuple(sorted(found, key=lambda migration: migration.number))
