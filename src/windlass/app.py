@@ -13,7 +13,7 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Never, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from windlass.assembly import Place, Wishes, make_worker
@@ -40,7 +40,6 @@ from windlass.database import Database
 from windlass.failures.classifier import Classifier
 from windlass.model.dead import ReplayRule
 from windlass.model.errors import ConfigurationError, TaskNotFound
-from windlass.model.examination import Finding
 from windlass.model.limits import shown
 from windlass.model.task import Enqueued, TaskRecord, TypeDefaults
 from windlass.policy.breaker import COUNTED, Mode
@@ -62,6 +61,9 @@ from windlass.store.memory import MemoryStore
 from windlass.store.port import Store
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.url import checked_url
+
+if TYPE_CHECKING:
+    from windlass.model.examination import Finding
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -506,7 +508,7 @@ class App(TaskSet):
         """Return the schema of a database that need not be migrated."""
         return await self._database.schema()
 
-    async def diagnosis(self) -> list[Finding]:
+    async def diagnosis(self) -> "list[Finding]":
         """Look at the database without opening or migrating it; return what is found."""
         return await self._database.diagnosis()
 

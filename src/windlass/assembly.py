@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Never
 
@@ -56,6 +55,8 @@ def make_worker(
     monitor: Monitor | None,
 ) -> Worker:
     """Make a worker, and the leader that it may be."""
+    from importlib.metadata import version  # noqa: PLC0415 - slow, and only workers need it
+
     processes = _processes(registry, settings, place)
     info = WorkerInfo(
         id=new_task_id(),

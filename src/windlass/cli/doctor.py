@@ -3,13 +3,16 @@
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from windlass.app import App
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.printing import legible, print_json
-from windlass.model.examination import Finding, Level
+
+if TYPE_CHECKING:
+    from windlass.model.examination import Finding
 
 
 @click.command()
@@ -17,6 +20,8 @@ from windlass.model.examination import Finding, Level
 @json_option
 def doctor(application: str | None, as_json: bool) -> None:
     """Check the database, the schema, the workers and the tasks; say what to do. Changes nothing."""
+    from windlass.model.examination import Level  # noqa: PLC0415 - slow, and only needed here
+
     findings = run(_examine(load_lasting_app(application)))
     if as_json:
         print_json(findings)
@@ -25,15 +30,17 @@ def doctor(application: str | None, as_json: bool) -> None:
     sys.exit(1 if any(finding.level is Level.ERROR for finding in findings) else 0)
 
 
-async def _examine(app: App) -> list[Finding]:
+async def _examine(app: App) -> "list[Finding]":
     try:
         return await app.diagnosis()
     finally:
         await app.close()
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: "Sequence[Finding]") -> None:
     """One line for each, and below it what to do."""
+    from windlass.model.examination import Level  # noqa: PLC0415 - slow, and only needed here
+
     levels = max(len(level) for level in Level)
     checks = max(len(finding.check) for finding in findings)
     for finding in findings:

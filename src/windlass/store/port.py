@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
-from typing import Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 from uuid import UUID
 
 from windlass.model.breaker import SharedBreaker
@@ -16,7 +16,6 @@ from windlass.model.dead import (
     Replay,
     Replayed,
 )
-from windlass.model.examination import Examination
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -45,6 +44,9 @@ from windlass.model.task import (
     WorkerInfo,
     WorkerRecord,
 )
+
+if TYPE_CHECKING:
+    from windlass.model.examination import Examination
 
 
 class Guest(Protocol):
@@ -486,7 +488,7 @@ class CheckStore(Protocol):
 class ExamineStore(Protocol):
     """What the doctor needs. It may be of a store that cannot be opened. Read only."""
 
-    async def examine(self) -> Examination:
+    async def examine(self) -> "Examination":
         """Look at everything that can be looked at; what cannot be is a value too."""
 
 
