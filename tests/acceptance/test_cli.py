@@ -1,4 +1,4 @@
-"""The command line as a user types it, in processes of its own."""
+"""The command line as a user types it; workers, and what is about processes, in their own."""
 
 import asyncio
 import json
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from click.testing import CliRunner, Result
 
+from windlass.cli import main
 from windlass.cli.caller import caller
 
 APP = """
@@ -45,7 +47,7 @@ async def slow() -> str:
     return "done"
 """
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Result]
 
 
 @pytest.fixture
@@ -63,18 +65,16 @@ def environment(tmp_path: Path, database_url: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def windlass(tmp_path: Path, environment: dict[str, str]) -> Run:
-    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "windlass.cli", *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
+def windlass(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process: to start one takes longer than most of them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*arguments: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(main, arguments, env=environment)
+        sys.modules.pop("shopping", None)  # a new process would not have it
+        assert done.exit_code == code, done.output
+        assert done.exception is None or isinstance(done.exception, SystemExit)
         return done
 
     return run
@@ -306,6 +306,31 @@ def test_wrong_usage_is_named_with_its_exit_code(
 ) -> None:
     done = windlass(*arguments, code=code)
 
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["worker", "nowhere:app"], 2, "nowhere"),
+        (["tasks", "show", "nonsense"], 1, "nonsense"),
+    ],
+)
+def test_a_process_ends_with_the_exit_code_and_without_a_traceback(
+    tmp_path: Path, environment: dict[str, str], arguments: list[str], code: int, said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "windlass.cli", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
