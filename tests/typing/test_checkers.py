@@ -12,11 +12,15 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 
 
-def told_by_mypy(program: Path) -> set[int]:
+PROGRAMS = [HERE / "good.py", HERE / "bad.py"]
+Told = set[tuple[str, int]]  # a program and a line of it
+
+
+def told_by_mypy(programs: list[Path]) -> Told:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file="),
-            *("--no-error-summary", "--cache-dir=/dev/null", str(program)),
+            *("--no-error-summary", "--cache-dir=/dev/null", *map(str, programs)),
         ],
         env={"MYPYPATH": str(SOURCE), "PATH": ""},
         capture_output=True,
@@ -24,16 +28,17 @@ def told_by_mypy(program: Path) -> set[int]:
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr
-    lines = re.findall(rf"{program.name}:(\d+): error", done.stdout)
-    return {int(line) for line in lines}
+    names = "|".join(re.escape(program.name) for program in programs)
+    lines = re.findall(rf"\b({names}):(\d+): error", done.stdout)
+    return {(name, int(line)) for name, line in lines}
 
 
-def told_by_pyright(program: Path, tmp_path: Path) -> set[int]:
+def told_by_pyright(programs: list[Path], tmp_path: Path) -> Told:
     settings = tmp_path / "pyrightconfig.json"
     settings.write_text(
         json.dumps(
             {
-                "include": [str(program)],
+                "include": list(map(str, programs)),
                 "extraPaths": [str(SOURCE)],
                 "typeCheckingMode": "standard",
                 "pythonVersion": "3.11",
@@ -49,21 +54,25 @@ def told_by_pyright(program: Path, tmp_path: Path) -> set[int]:
         text=True,
         check=False,
     )
-    told = json.loads(done.stdout)["generalDiagnostics"]
-    return {one["range"]["start"]["line"] + 1 for one in told if one["severity"] == "error"}
+    told = json.loads(done.stdout)
+    assert told["summary"]["filesAnalyzed"] == len(programs)
+    return {
+        (Path(one["file"]).name, one["range"]["start"]["line"] + 1)
+        for one in told["generalDiagnostics"]
+        if one["severity"] == "error"
+    }
 
 
-def marked(program: Path) -> set[int]:
+def marked(program: Path) -> Told:
     lines = program.read_text().splitlines()
-    return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    return {
+        (program.name, number) for number, line in enumerate(lines, 1) if line.endswith("# wrong")
+    }
 
 
-@pytest.mark.parametrize("name", ["good", "bad"])
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
-def test_a_checker_tells_what_is_wrong_and_nothing_else(
-    name: str, checker: str, tmp_path: Path
-) -> None:
-    program = HERE / f"{name}.py"
-    told = told_by_mypy(program) if checker == "mypy" else told_by_pyright(program, tmp_path)
+def test_a_checker_tells_what_is_wrong_and_nothing_else(checker: str, tmp_path: Path) -> None:
+    told = told_by_mypy(PROGRAMS) if checker == "mypy" else told_by_pyright(PROGRAMS, tmp_path)
 
-    assert told == marked(program)
+    assert told == marked(HERE / "bad.py")
+    assert marked(HERE / "good.py") == set()
