@@ -71,6 +71,11 @@ def blocks(page: Path, language: str) -> Iterator[Block]:
     assert not closing, f"{page.name}, line {start}: is not closed"
 
 
+def every_page_with(language: str) -> pytest.MarkDecorator:
+    pages = [page for page in PAGES if any(blocks(page, language))]
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.stem)
+
+
 def commands(page: Path) -> list[list[str]]:
     """Return the arguments of every shown `windlass` command."""
     shown = [line for block in blocks(page, "console") for line in block.text.splitlines()]
@@ -100,7 +105,7 @@ def environment(database_url: str) -> dict[str, str]:
     return kept | {"WINDLASS_DATABASE_URL": database_url}
 
 
-@every_page
+@every_page_with("python")
 def test_every_python_snippet_runs(page: Path, database_url: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, __file__, str(page)],
@@ -115,7 +120,7 @@ def test_every_python_snippet_runs(page: Path, database_url: str, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
-@every_page
+@every_page_with("console")
 def test_every_command_succeeds(
     page: Path, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +224,7 @@ async def registered(database_url: str, worker: subprocess.Popen[str]) -> None:
         await connection.close()
 
 
-@every_page
+@every_page_with("sql")
 async def test_every_sql_statement_runs(page: Path, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     name = await connection.fetchval("SELECT current_database()")
