@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pooled check format stress chaos bench clean
+.PHONY: help demo test slow pooled check format stress chaos bench clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,7 +23,10 @@ demo: $(INSTALLED) ## Run a small shop on the embedded PostgreSQL until its work
 
 # More at once than there are cores: many tests wait, for a lease to run out or a server to start.
 test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
-	$(BIN)/python -m pytest -n 4 -m "not stress"
+	$(BIN)/python -m pytest -n 4 -m "not stress and not slow"
+
+slow: $(INSTALLED) ## Run the tests that take long for what they prove
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # Left out: what is about an embedded server, or has none, and what a pooler has no part in: commands, handlers,
 # errors, values, probes. What a pooler cannot give is skipped by the tests themselves, with the reason (the mark needs_direct).

@@ -27,6 +27,7 @@ def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_windlass_is_measured_and_the_results_kept(database_url: str, tmp_path: Path) -> None:
     results, drawn = tmp_path / "results.jsonl", tmp_path / "drawn.svg"
 
@@ -44,6 +45,7 @@ def test_windlass_is_measured_and_the_results_kept(database_url: str, tmp_path: 
     assert "Milliseconds from enqueue to start" in drawn.read_text()
 
 
+@pytest.mark.slow
 def test_a_drain_is_measured_among_very_many_and_beside_other_transactions(
     database_url: str,
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_drain_is_measured_among_very_many_and_beside_other_transactions(
     assert "open writer ÷ alone" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_are_measured_against_one(database_url: str) -> None:
     done = run_bench(
         *("processes", *TINY, "--computing", "10", "--database", database_url, "--only", "none")
@@ -68,6 +71,7 @@ def test_two_processes_are_measured_against_one(database_url: str) -> None:
     assert "2 processes ÷ 1 process" in done.stdout
 
 
+@pytest.mark.slow
 def test_retries_with_a_budget_are_measured_against_plain_ones(database_url: str) -> None:
     done = run_bench(
         *("budget", *TINY, "--failing-seconds", "1", "--database", database_url, "--only", "none")
@@ -78,6 +82,7 @@ def test_retries_with_a_budget_are_measured_against_plain_ones(database_url: str
     assert "with a budget ÷ plain backoff" in done.stdout
 
 
+@pytest.mark.slow
 def test_our_statements_are_measured_by_pgbench(database_url: str) -> None:
     done = run_bench("limit", *TINY, "--database", database_url, "--only", "none")
 
@@ -86,6 +91,7 @@ def test_our_statements_are_measured_by_pgbench(database_url: str) -> None:
     assert "windlass ÷ pgbench" in done.stdout
 
 
+@pytest.mark.slow
 def test_windlass_is_measured_beside_a_peer_that_is_installed(
     database_url: str, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_what_the_readme_installs_runs_its_first_task(tmp_path: Path) -> None:
     (typed,) = re.findall(r"^\$ (pip install .+)$", README, re.MULTILINE)
     first_task = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)[0]

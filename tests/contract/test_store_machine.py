@@ -21,7 +21,7 @@ from windlass.store.postgres.store import PostgresStore
 
 T = TypeVar("T")
 
-EXAMPLES = int(os.environ.get("STORE_MACHINE_EXAMPLES", "75"))
+EXAMPLES = int(os.environ.get("STORE_MACHINE_EXAMPLES", "40"))
 SEED = int(os.environ.get("STORE_MACHINE_SEED", str(random.getrandbits(32))))
 
 
