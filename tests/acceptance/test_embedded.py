@@ -33,6 +33,8 @@ pytestmark = [
     pytest.mark.skipif(not is_installed(), reason="needs the embedded extra"),
     pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="looks at processes in /proc"),
 ]
+# Quicker than a new one, where how that is made is not the point.
+has_data = pytest.mark.usefixtures("data")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
@@ -83,6 +85,12 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def data(directory: Path, with_data: Callable[[Path], Path]) -> None:
+    """Of a server that was there before."""
+    with_data(directory)
+
+
+@pytest.fixture
 def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A temporary folder of this test alone, with a shorter name than pytest's."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -111,6 +119,7 @@ def test_it_is_durable_unless_told_otherwise(directory: Path) -> None:
     server.release()
 
 
+@has_data
 def test_it_listens_on_a_private_socket_only(directory: Path) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
 
@@ -133,6 +142,7 @@ def test_settings_meant_for_another_server_are_ignored(
     server.release()
 
 
+@has_data
 def test_a_second_process_shares_the_server_and_outlives_the_first(
     directory: Path, join: Callable[[Path], User]
 ) -> None:
@@ -150,6 +160,7 @@ def test_a_second_process_shares_the_server_and_outlives_the_first(
     assert not processes_of(directory)
 
 
+@has_data
 def test_the_last_one_out_stops_the_server_and_leaves_no_process(directory: Path) -> None:
     first = EmbeddedServer.acquire(directory, settings=FAST)
     second = EmbeddedServer.acquire(directory)
@@ -163,6 +174,7 @@ def test_the_last_one_out_stops_the_server_and_leaves_no_process(directory: Path
     assert "database system is shut down" in (directory / "postgres.log").read_text()
 
 
+@has_data
 def test_releasing_twice_is_releasing_once(directory: Path) -> None:
     first = EmbeddedServer.acquire(directory, settings=FAST)
     second = EmbeddedServer.acquire(directory)
@@ -174,6 +186,7 @@ def test_releasing_twice_is_releasing_once(directory: Path) -> None:
     second.release()
 
 
+@has_data
 def test_what_was_written_is_there_after_a_restart(directory: Path) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
     query(server.url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -185,6 +198,7 @@ def test_what_was_written_is_there_after_a_restart(directory: Path) -> None:
     server.release()
 
 
+@has_data
 def test_a_script_that_never_releases_stops_the_server_at_its_end(directory: Path) -> None:
     script = USER.replace("server.release()", "")
 
@@ -196,6 +210,7 @@ def test_a_script_that_never_releases_stops_the_server_at_its_end(directory: Pat
     assert not processes_of(directory)
 
 
+@has_data
 @pytest.mark.parametrize("ending", ["server.release(); os._exit(0)", "sys.exit()"])
 def test_a_forked_child_does_not_release_the_hold_of_its_parent(
     directory: Path, ending: str
@@ -214,6 +229,7 @@ def test_a_forked_child_does_not_release_the_hold_of_its_parent(
     assert not processes_of(directory)
 
 
+@has_data
 def test_a_killed_user_leaves_the_server_to_the_next_one(
     directory: Path, join: Callable[[Path], User]
 ) -> None:
@@ -230,6 +246,7 @@ def test_a_killed_user_leaves_the_server_to_the_next_one(
     assert not processes_of(directory)
 
 
+@has_data
 def test_a_killed_server_is_restarted_with_its_data(directory: Path) -> None:
     first = EmbeddedServer.acquire(directory, settings=FAST)
     query(first.url, "CREATE TABLE kept AS SELECT 42 AS answer")
@@ -245,6 +262,7 @@ def test_a_killed_server_is_restarted_with_its_data(directory: Path) -> None:
     assert not processes_of(directory)
 
 
+@has_data
 def test_a_stale_process_id_of_a_living_stranger_is_not_believed(directory: Path) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
     sockets = Place(directory).socket_folder  # its name may be too long to lie in the directory
@@ -264,6 +282,7 @@ def test_a_stale_process_id_of_a_living_stranger_is_not_believed(directory: Path
             stranger.kill()
 
 
+@has_data
 def test_a_server_that_others_started_on_the_data_is_left_alone(directory: Path) -> None:
     EmbeddedServer.acquire(directory, settings=FAST).release()
     with subprocess.Popen(["sleep", "600"], cwd=directory / "data") as stranger:
@@ -293,6 +312,7 @@ def test_eight_processes_starting_at_once_share_one_server(
     assert not processes_of(directory)
 
 
+@has_data
 def test_a_server_on_its_way_out_is_waited_for_and_replaced(directory: Path) -> None:
     first = EmbeddedServer.acquire(directory, settings=FAST)
     process_id = postmaster(directory)
@@ -320,6 +340,7 @@ def test_a_server_on_its_way_out_is_waited_for_and_replaced(directory: Path) -> 
     found[0].release()
 
 
+@has_data
 def test_an_interrupt_from_the_terminal_does_not_reach_the_server(directory: Path) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
 
@@ -424,6 +445,7 @@ def test_an_interrupted_initialisation_is_repaired(
     server.release()
 
 
+@has_data
 def test_data_of_another_version_is_refused_by_name(directory: Path) -> None:
     EmbeddedServer.acquire(directory, settings=FAST).release()
     (directory / "data" / "PG_VERSION").write_text("12\n")
@@ -432,6 +454,7 @@ def test_data_of_another_version_is_refused_by_name(directory: Path) -> None:
         EmbeddedServer.acquire(directory, settings=FAST)
 
 
+@has_data
 def test_a_server_that_does_not_start_says_why(directory: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"(?s)postgres\.log.*invalid value.*work_mem"):
         EmbeddedServer.acquire(directory, settings={**FAST, "work_mem": "much"})
@@ -457,6 +480,7 @@ def test_missing_binaries_are_named_with_the_way_out(
         EmbeddedServer.acquire(directory, settings=FAST)
 
 
+@has_data
 def test_a_large_log_is_put_aside_at_the_start(directory: Path) -> None:
     EmbeddedServer.acquire(directory, settings=FAST).release()
     os.truncate(directory / "postgres.log", 11_000_000)
@@ -478,6 +502,7 @@ def test_two_projects_side_by_side_do_not_share(tmp_path: Path) -> None:
     two.release()
 
 
+@has_data
 def test_a_deleted_directory_does_not_spoil_the_release(directory: Path) -> None:
     server = EmbeddedServer.acquire(directory, settings=FAST)
     process_id = postmaster(directory)

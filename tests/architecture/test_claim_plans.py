@@ -159,19 +159,18 @@ async def test_a_task_is_claimed_and_completed_with_few_records_of_wal(subject: 
     assert to_complete < 3.1 * 500 + 30  # a deletion, a row, and its entry in the index
 
 
-@pytest.mark.parametrize("limit", [1, 500])
-async def test_a_claim_from_three_hundred_lanes_reads_a_little_of_each(
-    subject: Subject, limit: int
-) -> None:
+async def test_a_claim_from_three_hundred_lanes_reads_a_little_of_each(subject: Subject) -> None:
     await subject.fill(300_000, kinds=300)
     await subject.analyze()
     types = [f"resize{kind}" for kind in range(300)]
     subject.start_measuring()
 
-    await subject.store.claim(ask(limit, types))
+    for limit in (1, 500):
+        subject.probe.costs.clear()
+        await subject.store.claim(ask(limit, types))
 
-    assert subject.buffers < 10 * 300 + 15 * limit
-    assert subject.rows("ready") < 2 * 300 + 5 * limit
+        assert subject.buffers < 10 * 300 + 15 * limit
+        assert subject.rows("ready") < 2 * 300 + 5 * limit
 
 
 async def test_a_claim_that_finds_three_hundred_lanes_empty_reads_a_little_of_each(
