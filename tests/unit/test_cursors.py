@@ -1,5 +1,6 @@
 """A reader that starts each lane where it left off still reads every row, and each one once."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from windlass.store.postgres.cursors import (
 )
 
 LANE = 7
+EXAMPLES = int(os.environ.get("CURSOR_EXAMPLES", "150"))
 
 
 def snapshot(xmax: int, *still_open: int) -> Snapshot:
@@ -343,7 +345,7 @@ def play(script: Sequence[tuple[object, ...]], cursors: LaneCursors) -> Reader:
     return reader
 
 
-@settings(max_examples=500)
+@settings(max_examples=EXAMPLES)
 @given(steps)
 def test_every_committed_row_is_read_exactly_once(script: list[tuple[object, ...]]) -> None:
     reader = play(script, LaneCursors())
@@ -351,7 +353,7 @@ def test_every_committed_row_is_read_exactly_once(script: list[tuple[object, ...
     assert sorted(reader.taken) == sorted(reader.database.committed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.one_of(steps.map(lambda some: some[:8]), holds.map(lambda one: [one]))))
 def test_every_row_that_was_held_and_let_go_is_read_exactly_once(
     script: list[list[tuple[object, ...]]],
