@@ -299,13 +299,11 @@ def _told(job: Job, outcome: AttemptOutcome | None) -> AttemptOutcome | None:
     return outcome
 
 
-def _first_overran(error: BaseException) -> Overran | None:
-    """Whether what a handler has started took too long."""
-    while isinstance(error, BaseExceptionGroup):
-        of_those = error.subgroup(Overran)
-        if of_those is None:
-            return None
-        error = of_those.exceptions[0]
+def _first_overran(error: BaseException, levels: int = 8) -> Overran | None:
+    """Whether what a handler has started took too long. Groups may be nested as deep as anybody likes."""
+    if isinstance(error, BaseExceptionGroup) and levels:
+        found = (_first_overran(one, levels - 1) for one in error.exceptions)
+        return next(filter(None, found), None)
     return error if isinstance(error, Overran) else None
 
 
