@@ -341,6 +341,15 @@ async def test_letters_are_named_either_way(app: App, gateway: Gateway, verb: st
             await act(*ids, **filters)
 
 
+async def test_a_wrong_search_costs_no_file(app: App, tmp_path: Path) -> None:
+    kept = tmp_path / "letters.jsonl"
+    kept.write_text("before")
+    with pytest.raises(ConfigurationError):
+        await app.dead.export(kept, error="(")
+
+    assert kept.read_text() == "before"
+
+
 async def test_letters_are_exported_as_json_lines(
     app: App, gateway: Gateway, tmp_path: Path
 ) -> None:

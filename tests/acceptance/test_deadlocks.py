@@ -6,6 +6,7 @@ import pytest
 
 from acceptance.quick import QUICK
 from windlass import App, Deadlock, TaskState
+from windlass.runtime import deadlocks
 
 WITHIN = 30.0  # seconds
 
@@ -109,6 +110,31 @@ async def test_a_result_that_another_worker_brings_is_waited_for(
                 assert await handle.result(timeout=WITHIN) == 7
 
     assert "handler.deadlocked" not in caplog.text
+
+
+async def test_where_others_might_help_but_are_full_it_is_only_told(
+    database_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlocks, "LIKELY_AFTER", 1.0)
+    async with App(database_url, **QUICK) as app:
+
+        @app.task
+        async def child() -> int:
+            return 7
+
+        @app.task(retry=1)
+        async def parent() -> int:
+            result: int = await (await child.enqueue()).result()
+            return result
+
+        handles = [await parent.enqueue() for _ in range(2)]
+        async with app.worker(concurrency=1), app.worker(concurrency=1), asyncio.timeout(WITHIN):
+            while caplog.text.count("certain=False") < 2:
+                await asyncio.sleep(0.05)
+            async with app.worker(concurrency=1):
+                assert [await handle.result() for handle in handles] == [7, 7]
+
+    assert caplog.text.count("handler.deadlocked") == 2
 
 
 async def test_handlers_that_leave_a_slot_wait(app: App, caplog: pytest.LogCaptureFixture) -> None:

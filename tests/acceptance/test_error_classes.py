@@ -293,6 +293,16 @@ def said_by(*arguments: str, env: dict[str, str] | None = None) -> str:
             ["kafka.errors.KafkaError", "--attribute", "retriable=true"],
             "kafka.errors.KafkaError is transient",
         ),
+        (["asyncpg.UniqueViolationError"], "asyncpg.UniqueViolationError is permanent-input"),
+        (["asyncpg.DeadlockDetectedError"], "asyncpg.DeadlockDetectedError is transient"),
+        (
+            ["kafka.errors.NotLeaderForPartitionError"],
+            "kafka.errors.NotLeaderForPartitionError is transient",
+        ),
+        (
+            ["asyncpg.UniqueViolationError", "--sqlstate", "40001"],
+            "asyncpg.UniqueViolationError is transient",
+        ),
         (["x.Y"], "x.Y is unknown: tried again\nno rule matches it\n'x.Y' cannot be imported"),
     ],
 )
@@ -311,6 +321,19 @@ def test_the_command_knows_the_rules_that_are_configured(tmp_path: Path) -> None
     assert (found["class"], found["rule"]["name"]) == ("code-bug", "mine")
     assert (rules[0]["name"], rules[0]["source"]) == ("mine", str(written))
     assert "built-in" in said_by("list")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (("--status", "700"), "--status 700: give one of HTTP, from 100 to 599"),
+        (("--sqlstate", "abc"), "--sqlstate 'abc': give all five characters"),
+    ],
+)
+def test_a_wrong_code_is_named(wrong: tuple[str, str], said: str) -> None:
+    ran = CliRunner().invoke(main, ["errors", "test", "x.Y", *wrong])
+
+    assert (ran.exit_code, said in ran.output) == (2, True)
 
 
 def test_a_wrong_attribute_is_named() -> None:

@@ -116,6 +116,79 @@ async def test_a_call_follows_the_end_of_a_task(app: App) -> None:
     )
 
 
+@pytest.mark.parametrize("depth", [1, 200])
+async def test_a_call_that_is_too_large_or_too_deep_costs_no_other(app: App, depth: int) -> None:
+    heard: list[Any] = []
+
+    @app.task
+    async def after(n: int, task_id: str, result: Any) -> None:
+        heard.append((task_id, result))
+
+    @app.task(on_success=after.partial(n=1))
+    async def work(deep: bool) -> Any:
+        value: Any = 1
+        for _ in range(depth if deep else 1):
+            value = [value]
+        return value
+
+    handles = [await work.enqueue(number == 3) for number in range(6)]
+    await app.run_worker(until_idle=True)
+
+    results = dict(heard)
+    assert set(results) == {handle.id for handle in handles}
+    assert [results[handle.id] for handle in handles if handle is not handles[3]] == [[1]] * 5
+
+
+async def test_a_message_that_is_too_long_is_cut_for_what_follows(database_url: str) -> None:
+    heard: list[str] = []
+    async with App(database_url, **QUICK, max_payload_bytes=4096) as app:
+
+        @app.task
+        async def after(error: dict[str, str]) -> None:
+            heard.append(error["message"])
+
+        @app.task(on_failure=after)
+        async def work(length: int) -> None:
+            raise Fail("x" * length)
+
+        for length in (1, 9000, 2):
+            await work.enqueue(length)
+        await app.run_worker(until_idle=True)
+
+    assert sorted(map(len, heard)) == [1, 2, 200]
+
+
+async def test_a_predicate_is_asked_about_an_attempt_that_took_too_long(app: App) -> None:
+    asked: list[type[BaseException]] = []
+
+    def refuse(error: BaseException) -> bool:
+        asked.append(type(error))
+        return False
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0, when=refuse), timeout=0.1)
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    handle = await slow.enqueue()
+    await app.run_worker(until_idle=True)
+
+    record = await handle.get()
+    assert (record.attempts, asked) == (1, [TimeoutError])
+
+
+async def test_a_rule_may_speak_of_attempts_that_took_too_long(app: App) -> None:
+    app.error_rule(type=TimeoutError, error_class="permanent-input")
+
+    @app.task(retry=3, timeout=0.1)
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    handle = await slow.enqueue()
+    await app.run_worker(until_idle=True)
+
+    assert (await handle.get()).error_class == "permanent-input"
+
+
 async def test_a_call_follows_a_completion_in_the_handlers_own_transaction(
     database_url: str,
 ) -> None:

@@ -17,9 +17,7 @@ from contract.postgres_sessions import (
     look_behind_twice,
     settlements,
 )
-from windlass.model.errors import (
-    WrongState,
-)
+from windlass.model.errors import StoreBusy, WrongState
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -152,6 +150,24 @@ async def test_a_cancel_that_waits_for_a_change_finds_the_task_where_it_went(
 
     assert await cancelling is CancelAnswer.CANCELLED
     assert await sessions.places(task_id) == ["history"]
+
+
+@pytest.mark.parametrize("verb", ["cancel", "change"])
+async def test_whoever_meets_a_task_that_is_held_for_long_is_told_which(
+    store: PostgresStore, sessions: Sessions, verb: str
+) -> None:
+    (task_id,) = await add(store)
+    holding = await sessions.begin()
+    await holding.store.change(task_id, Change(priority=50))
+
+    call = (
+        store.cancel(task_id, "no need")
+        if verb == "cancel"
+        else store.change(task_id, Change(priority=60))
+    )
+    with pytest.raises(StoreBusy, match=f"task {task_id} is held by a transaction"):
+        await call
+    assert (await store.get(task_id)).status is TaskState.PENDING
 
 
 @pytest.mark.parametrize("undone", [False, True])

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -74,6 +75,7 @@ def test_the_default_is_four_attempts_from_two_seconds_to_an_hour() -> None:
         {"multiplier": "2"},
         {"multiplier": 10**5000},
         {"when": "never"},
+        {"when": asyncio.sleep},
         {"base": float("nan")},
         {"ceiling": float("inf")},
         {"base": "2"},

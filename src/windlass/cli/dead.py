@@ -174,11 +174,18 @@ def export_dead(application: str | None, output: str | None, **wanted: Any) -> N
         number = run(_export(app, asked, sys.stdout.buffer))
     else:
         try:
-            with Path(output).open("wb") as file:
-                number = run(_export(app, asked, file))
+            number = run(_export_to(app, asked, Path(output)))
         except OSError as error:
             raise ConfigurationError(f"--output {output!r}: {error.strerror}") from error
     click.echo(f"{number} exported", err=True)
+
+
+async def _export_to(app: App, wanted: DeadFilter, path: Path) -> int:
+    async with app:
+        # A filter that is wrong, or a database that is away, must not cost the file.
+        await (await app.client()).dead.find(replace(wanted, limit=1))
+        with path.open("wb") as file:
+            return await _export(app, wanted, file)
 
 
 async def _export(app: App, wanted: DeadFilter, file: IO[bytes]) -> int:

@@ -5,12 +5,13 @@ import importlib
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from windlass.cli.loading import app_option, json_option, load_app
 from windlass.cli.options import single_option
 from windlass.cli.printing import legible, print_json, print_table
 from windlass.failures.classifier import Classifier
-from windlass.failures.facts import names_of
+from windlass.failures.facts import LENGTH_OF_SQLSTATE, facts_of_class
 from windlass.model.errors import ConfigurationError
 from windlass.model.failure import ErrorFacts
 from windlass.policy.classification import RETRIED, Rule
@@ -82,10 +83,24 @@ def test_rule(
     application: str | None, name: str, as_json: bool, attribute: tuple[str, ...], **said: Any
 ) -> None:
     """Tell which rule an exception would be classified by, given by its dotted name."""
-    names, is_known = _names(name)
-    attributes = dict(_attribute(one) for one in attribute)
-    facts = ErrorFacts(names=names, attributes=attributes, **said)
-    verdict = _classifier(application).classify(facts)
+    if said["status"] is not None and not 100 <= said["status"] <= 599:
+        raise ConfigurationError(f"--status {said['status']}: give one of HTTP, from 100 to 599")
+    if said["sqlstate"] is not None and len(said["sqlstate"]) != LENGTH_OF_SQLSTATE:
+        raise ConfigurationError(f"--sqlstate '{said['sqlstate']}': give all five characters")
+    classifier = _classifier(application)
+    found = _class_of(name)
+    facts = (
+        ErrorFacts(names=frozenset({name}))
+        if found is None
+        else facts_of_class(found, classifier.paths)
+    )
+    facts = replace(
+        facts,
+        names=facts.names | {name},
+        attributes=dict(facts.attributes) | dict(_attribute(one) for one in attribute),
+        **{key: value for key, value in said.items() if value is not None},
+    )
+    verdict = classifier.classify(facts)
     if as_json:
         rule = None if verdict.rule is None else _record(verdict.rule)
         print_json([{"exception": name, "class": verdict.error_class, "rule": rule}])
@@ -96,25 +111,24 @@ def test_rule(
         click.echo("no rule matches it")
     else:
         click.echo(legible(f"by the rule {verdict.rule}"))
-    if not is_known:
+    if found is None:
         click.echo(
             legible(
-                f"'{name}' cannot be imported here, so only its name was compared, not its bases"
+                f"'{name}' cannot be imported here, so only its name was compared, not its bases, "
+                "nor what its class says of itself"
             ),
             err=True,
         )
 
 
-def _names(name: str) -> tuple[frozenset[str], bool]:
-    """The names of an exception and of its bases, if it can be found; else its own."""
+def _class_of(name: str) -> type[BaseException] | None:
+    """The class of an exception, if it can be found here."""
     module, _, last = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module) if module else builtins, last, None)
     except Exception:  # noqa: BLE001 - a library may fail in any way when it is imported
         found = None
-    if isinstance(found, type) and issubclass(found, BaseException):
-        return names_of(found) | {name}, True
-    return frozenset({name}), False
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def _attribute(text: str) -> tuple[str, Any]:

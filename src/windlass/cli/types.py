@@ -58,11 +58,14 @@ def stop_retries(application: str | None, name: str, reason: str) -> None:
     checked_name("task name", name)
     checked_reason(reason)
 
-    async def stop(app: App) -> int:
+    async def stop(app: App) -> tuple[int, bool]:
         async with app:
-            return await app.stop_retries(name, reason)
+            known = {record.name for record in await (await app.store()).types()}
+            return await app.stop_retries(name, reason), name in known
 
-    buried = run(stop(load_lasting_app(application)))
+    buried, is_known = run(stop(load_lasting_app(application)))
+    if not is_known:
+        click.echo(legible(f"windlass: no worker has ever registered the type '{name}'"), err=True)
     click.echo(legible(f"retries of '{name}' are stopped; {buried} that waited for one are dead"))
 
 

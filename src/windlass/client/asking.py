@@ -260,6 +260,8 @@ def checked_reason(value: Any) -> str:
 def checked_cancellation(reason: Any, by: Any) -> Cancellation:
     """Return why a task is to be cancelled and who wants it, or raise."""
     checked_reason(reason)
+    if Cancellation.read(reason).by is not None:
+        raise ConfigurationError(f"reason {shown(reason)} ends with who asked; say that with by")
     if by is not None:
         checked_name("by", by)
         if not may_be_by(by):

@@ -374,14 +374,17 @@ class DeadLetters:
         """Write letters to a file as JSON Lines, first ended first; return how many."""
         wanted = dead_filter(filters)
         number = 0
-        file: IO[bytes] = await asyncio.to_thread(Path(path).open, "wb")
-        try:
-            async with self._access.using() as client:
+        async with self._access.using() as client:
+            await client.dead.find(
+                replace(wanted, limit=1)
+            )  # a wrong filter must not cost the file
+            file: IO[bytes] = await asyncio.to_thread(Path(path).open, "wb")
+            try:
                 async for lines in client.dead.lines(wanted):
                     await asyncio.to_thread(file.write, lines)
                     number += lines.count(b"\n")
-        finally:
-            await asyncio.to_thread(file.close)
+            finally:
+                await asyncio.to_thread(file.close)
         return number
 
     def list_sync(self, *, limit: int = 50, **filters: Unpack[DeadFilters]) -> Letters:

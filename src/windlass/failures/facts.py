@@ -22,6 +22,7 @@ HEADERS = ("response.headers", "headers", "response.ResponseMetadata.HTTPHeaders
 # asyncpg and psycopg; psycopg2; what SQLAlchemy wraps; what Django wraps.
 SQLSTATE = ("sqlstate", "pgcode", "orig.sqlstate", "orig.pgcode", "__cause__.sqlstate")
 
+LENGTH_OF_SQLSTATE = 5
 LONGEST_RETRY_AFTER = 86_400.0  # seconds: whoever says more is wrong, or will not be missed
 DEEPEST_GROUP = 3  # levels of exception groups
 LARGEST_GROUP = 100  # members
@@ -30,6 +31,16 @@ LARGEST_GROUP = 100  # members
 def facts_of(error: BaseException, *, now: datetime, paths: Iterable[str] = ()) -> ErrorFacts:
     """Return what can be said of an exception, and what it has at these paths of attributes."""
     return _facts_of(error, now, tuple(paths), DEEPEST_GROUP)
+
+
+def facts_of_class(cls: type[BaseException], paths: Iterable[str] = ()) -> ErrorFacts:
+    """Return what a class says of all its exceptions: its names, and codes that it carries itself."""
+    found = {path: _at(cls, path) for path in paths}
+    return ErrorFacts(
+        names=names_of(cls),
+        sqlstate=_sqlstate(cls),
+        attributes={path: value for path, value in found.items() if _is_plain(value)},
+    )
 
 
 def _facts_of(
@@ -80,10 +91,10 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _sqlstate(error: BaseException) -> str | None:
+def _sqlstate(error: BaseException | type[BaseException]) -> str | None:
     for path in SQLSTATE:
         code = _at(error, path)
-        if isinstance(code, str) and len(code) == 5:
+        if isinstance(code, str) and len(code) == LENGTH_OF_SQLSTATE:
             return code
     return None
 
@@ -96,7 +107,8 @@ def _retry_after(error: BaseException, now: datetime) -> float | None:
             said is not None
             and (seconds := _seconds(said, _header(headers, "Date"), now)) is not None
         ):
-            return min(max(seconds, 0.0), LONGEST_RETRY_AFTER)
+            # At once, or some time ago, is no wish: the backoff of the task decides.
+            return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None
     return None
 
 

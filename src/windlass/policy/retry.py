@@ -1,5 +1,6 @@
 """How long to wait before the next attempt. The random draw is passed in."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -56,11 +57,8 @@ class Retry:
             object.__setattr__(self, "max_age", _checked_age(self.max_age))  # it is frozen
         if self.budget is not None:
             object.__setattr__(self, "budget", _checked_budget(self.budget))
-        if self.when is not None and not callable(self.when):
-            raise ConfigurationError(
-                f"retry: when {shown(self.when)}: give a function of an exception that returns "
-                "whether to try again"
-            )
+        if self.when is not None:
+            _check_predicate(self.when)
         for name, value in (("base", self.base), ("ceiling", self.ceiling)):
             if type(value) not in (int, float) or not 0 <= value <= LONGEST_SECONDS:
                 raise ConfigurationError(
@@ -116,3 +114,15 @@ def _power(multiplier: float, exponent: int) -> float:
 def delay_as_asked(seconds: float, draw: float) -> float:
     """Return the pause that the other side asked for, or a little more: not all come at one moment."""
     return seconds + min(seconds * SPREAD_AFTER, LONGEST_SPREAD) * draw
+
+
+def _check_predicate(when: Any) -> None:
+    if not callable(when):
+        raise ConfigurationError(
+            f"retry: when {shown(when)}: give a function of an exception that returns "
+            "whether to try again"
+        )
+    if inspect.iscoroutinefunction(when):
+        raise ConfigurationError(
+            f"retry: when {shown(when)} is a coroutine function, which nobody awaits; give a plain one"
+        )

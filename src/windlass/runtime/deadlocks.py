@@ -1,7 +1,8 @@
 """Finds handlers that wait for results of tasks which cannot run, because all slots are held by such handlers.
 
-A worker sees its own slots only. Where another worker could run what is waited for, nothing is certain, and
-nothing is done. Where there is none, they would wait for ever: one of them is told so, by an error.
+A worker sees its own slots only. Where no other worker could run what is waited for, they would wait for ever: one
+of them is told so, by an error. Where there are others, and they are full too, nobody knows: it is told in the log
+after a while. Where one has a free slot, nothing is the matter.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from windlass.store.port import Store
 from windlass.telemetry import emit
 
 CERTAIN_AFTER = 1.0  # seconds for which all of them have waited
+LIKELY_AFTER = 30.0  # where other workers might help, but are full
 LOOK_EVERY = 1.0
 
 
@@ -38,6 +40,7 @@ class Deadlocks:
         self._held_up = held_up  # the jobs of full slots, if each waits for a result; or none
         self._patience = patience  # seconds, for an answer of the store
         self._noticed = asyncio.Event()
+        self._told: set[int] = set()  # which waits were told of
 
     def notice(self) -> None:
         """Look soon."""
@@ -57,46 +60,65 @@ class Deadlocks:
             await stop.wait(LOOK_EVERY)
 
     async def _look(self) -> None:
-        since = time.monotonic() - CERTAIN_AFTER
         jobs = self._held_up()
         waits = [(job, awaited) for job in jobs for awaited in job.awaited or ()]
-        if not jobs or any(awaited.since > since for _, awaited in waits):
+        last = max((awaited.since for _, awaited in waits), default=0.0)
+        if not jobs or time.monotonic() - last < CERTAIN_AFTER:
             return
         workers = await self._store.workers()
         others = [one for one in workers if one.id != str(self._worker.id)]
+        is_certain = True
         for job, awaited in waits:
-            if not await self._cannot_run(awaited, job, others):
+            helpers = await self._helpers(awaited, job, others)
+            if helpers is None or any(one.running < one.capacity for one in helpers):
                 return
-        self._end_one(jobs, [awaited for _, awaited in waits if not awaited.is_bounded])
+            is_certain = is_certain and not helpers
+        if is_certain:
+            self._tell(waits, is_certain=True)
+            self._end_one(len(jobs), [one for _, one in waits if not one.is_bounded])
+        elif time.monotonic() - last > LIKELY_AFTER:
+            self._tell(waits, is_certain=False)
 
-    async def _cannot_run(self, awaited: Awaited, job: Job, others: Sequence[WorkerRecord]) -> bool:
-        """Whether a task waits for a slot that only this worker could give, or holds one itself."""
+    async def _helpers(
+        self, awaited: Awaited, job: Job, others: Sequence[WorkerRecord]
+    ) -> list[WorkerRecord] | None:
+        """Return which other workers might run a task that waits for a slot of ours; None: it needs none."""
         try:
             task = await self._store.get(awaited.task_id)
         except TaskNotFound:
-            return False  # whoever waits is about to hear so
+            return None  # whoever waits is about to hear so
         if task.worker_id is not None:
-            return task.worker_id == str(self._worker.id)
+            return [] if task.worker_id == str(self._worker.id) else None
         if task.status not in (TaskState.PENDING, TaskState.SCHEDULED):
-            return False
+            return None
         waited_for, waiting = self._registry.find(task.type), self._registry.find(job.task.type)
         is_ours = waited_for is not None and _serves(self._worker.queues, task.queue)
         if not is_ours or waited_for is None or waiting is None:
-            return False  # it waits for a worker, and not for a slot
-        has_other_slots = (waited_for.run == "process") != (waiting.run == "process")
-        return not has_other_slots and not any(
-            task.type in other.types and _serves(other.queues, task.queue) for other in others
-        )
+            return None  # it waits for a worker, and not for a slot
+        if (waited_for.run == "process") != (waiting.run == "process"):
+            return None  # there are other slots for it
+        return [
+            other
+            for other in others
+            if task.type in other.types and _serves(other.queues, task.queue)
+        ]
 
-    def _end_one(self, jobs: Sequence[Job], endless: Sequence[Awaited]) -> None:
+    def _tell(self, waits: Sequence[tuple[Job, Awaited]], *, is_certain: bool) -> None:
+        """Say it once of the same waits."""
+        seen = {id(awaited) for _, awaited in waits}
+        if not seen <= self._told:
+            types = sorted({job.task.type for job, _ in waits})
+            emit("handler.deadlocked", tasks=len(waits), types=types, certain=is_certain)
+        self._told = seen
+
+    def _end_one(self, slots: int, endless: Sequence[Awaited]) -> None:
         """Give back the slot of the last that waits without a limit. Others come to an end by themselves."""
-        emit("handler.deadlocked", tasks=len(jobs), types=sorted({job.task.type for job in jobs}))
         if endless:
             last = max(endless, key=lambda one: one.since)
             last.fail(
                 Deadlock(
                     f"would wait for ever for the result of task {last.task_id}: the slots of this worker "
-                    f"({len(jobs)}) are all held by handlers that wait for results, and no other worker "
+                    f"({slots}) are all held by handlers that wait for results, and no other worker "
                     "runs such tasks; raise concurrency, run another worker for them, or use on_success"
                 )
             )

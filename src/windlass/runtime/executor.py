@@ -15,7 +15,7 @@ from uuid import UUID
 
 from windlass.context import Context, current_job
 from windlass.encoding import decode_json, encode_json
-from windlass.failures.describe import describe, describe_exception, failed, failed_by
+from windlass.failures.describe import describe, describe_exception, failed_by
 from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, Snoozed, Succeeded
 from windlass.model.breaker import CallOutcome
 from windlass.model.errors import BreakerOpen
@@ -119,7 +119,7 @@ class Executor:
             value = await _within(definition.timeout, call(), limit)
         except Overran as error:
             # Without a traceback: our frames say nothing of it.
-            outcome = failed("TimeoutError", str(error), ErrorClass.TRANSIENT)
+            outcome = self._timed_out(definition, str(error))
         except BaseException as error:  # noqa: BLE001 - as above
             outcome = self._raised(job, definition, error)
         else:
@@ -236,7 +236,7 @@ class Executor:
         if job.halt is not None:
             return _told(job, self._halted(job))
         said = "took longer than its timeout and did not give way"
-        return _told(job, failed("TimeoutError", said, ErrorClass.TRANSIENT))
+        return _told(job, self._timed_out(self._registry.find(job.task.type), said))
 
     def _halted(self, job: Job) -> AttemptOutcome | None:
         match job.halt:
@@ -257,12 +257,25 @@ class Executor:
                 return self._halted(job)
             case Elsewhere():
                 return error.outcome
-            case Overran():
-                return failed("TimeoutError", str(error), ErrorClass.TRANSIENT, error)
-            case BaseExceptionGroup() if overran := _first_overran(error):
-                return failed("TimeoutError", str(overran), ErrorClass.TRANSIENT, error)
+            case Overran() | BaseExceptionGroup() if overran := _first_overran(error):
+                return self._timed_out(definition, str(overran), error)
             case _:
                 return steered(error) or self._classified(definition, error)
+
+    def _timed_out(
+        self, definition: TaskDefinition | None, said: str, error: BaseException | None = None
+    ) -> Failed:
+        """The same for an attempt that took too long: a TimeoutError, for rules and predicates too."""
+        timeout = TimeoutError(said)
+        classifier = self._registry.classifier
+        error_class = classifier.classify(
+            classifier.facts_of(timeout, datetime.now(UTC))
+        ).error_class
+        return Failed(
+            describe("TimeoutError", said, error_class, error),
+            error_class,
+            may_retry=None if definition is None else as_predicate_says(definition, timeout),
+        )
 
     def _classified(self, definition: TaskDefinition, error: BaseException) -> Failed:
         classifier = self._registry.classifier

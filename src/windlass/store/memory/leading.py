@@ -102,7 +102,7 @@ class LeadVerbs(MemoryTables):
             lost_attempts=fates["lost"] + fates["dead"],
             dead=fates["dead"],
             cancelled=fates["cancelled"],
-            died=tuple(died),
+            died=tuple(sorted(died)),
         )
 
     def _rescue(self, task: TaskEntry, now: datetime) -> str:

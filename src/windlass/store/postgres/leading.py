@@ -55,7 +55,7 @@ class LeadVerbs(OperateVerbs):
             async with self._led(leadership) as connection:
                 text = self._sql.statement("rescue_claims")
                 row = await connection.fetchrow(text, limit, kept.dead, kept.ended, kept.keys)
-                return Rescued(**{**row, "died": tuple(row["died"])})
+                return Rescued(**{**row, "died": tuple(sorted(row["died"]))})
 
         return await self._history.with_places(None, rescue_once)
 

@@ -1,8 +1,10 @@
 """Operate on PostgreSQL: cancel, change, retry, pause."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
-from windlass.model.errors import TaskNotFound, WrongState
+from windlass.model.errors import StoreBusy, TaskNotFound, WrongState
 from windlass.model.task import CancelAnswer, Change
 from windlass.store.postgres.parts import PostgresParts
 
@@ -12,23 +14,27 @@ class OperateVerbs(PostgresParts):
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         kept = self._options.retention
-        answer = await self._history.with_places(
-            [task_id],
-            lambda: self._run.fetchval("cancel_task", task_id, reason, kept.ended, kept.keys),
-        )
+        with _held(task_id):
+            answer = await self._history.with_places(
+                [task_id],
+                lambda: self._run.fetchval("cancel_task", task_id, reason, kept.ended, kept.keys),
+            )
         if answer is None:
             raise TaskNotFound.of(task_id)
         return CancelAnswer(answer)
 
     async def change(self, task_id: UUID, change: Change) -> None:
-        done = await self._run.fetchval(
-            "change_task", task_id, change.priority, change.queue, change.at, change.delay
-        )
+        with _held(task_id):
+            done = await self._run.fetchval(
+                "change_task", task_id, change.priority, change.queue, change.at, change.delay
+            )
         if not done:
             raise await self._wrong_state(task_id, "only a waiting task can be changed")
 
     async def retry(self, task_id: UUID) -> None:
-        if not await self._run.fetchval("retry_task", task_id):
+        with _held(task_id):
+            is_reopened = await self._run.fetchval("retry_task", task_id)
+        if not is_reopened:
             raise await self._wrong_state(
                 task_id, "only a failed, dead or cancelled task can be retried"
             )
@@ -54,3 +60,14 @@ class OperateVerbs(PostgresParts):
         if state is None:
             return TaskNotFound.of(task_id)
         return WrongState(f"task {task_id} is {state}: {rule}")
+
+
+@contextmanager
+def _held(task_id: UUID) -> Iterator[None]:
+    """Name the task that somebody's transaction holds."""
+    try:
+        yield
+    except StoreBusy as error:
+        raise StoreBusy(
+            f"task {task_id} is held by a transaction that has not ended; try again when it has"
+        ) from error

@@ -134,7 +134,10 @@ CREATE FUNCTION windlass.call_back(ended uuid[]) RETURNS void
     SET jit TO 'off'
     AS $$
 DECLARE
-    calls jsonb;
+    tasks uuid[];
+    calls jsonb[];
+    filled jsonb[];  -- the names of the arguments that were filled in
+    brief jsonb;
 BEGIN
     WITH known AS MATERIALIZED (
         SELECT h.id, h.type, h.queue, h.attempts, h.result, NULL::jsonb AS error, true AS succeeded
@@ -149,7 +152,7 @@ BEGIN
         FROM known k
         JOIN windlass.task_type y ON y.name = k.type
     )
-    SELECT jsonb_agg(
+    SELECT array_agg(t.id), array_agg(t.said -> 'takes'), array_agg(
         (t.said -> 'call') || jsonb_build_object('payload', (t.said -> 'call' -> 'payload') || (
             SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
             FROM jsonb_each(jsonb_build_object(
@@ -161,15 +164,39 @@ BEGIN
             WHERE t.said -> 'takes' ? f.key
         ))
     )
-    INTO calls
+    INTO tasks, filled, calls
     FROM template t
     CROSS JOIN windlass.setting s
     WHERE t.said IS NOT NULL;
-    IF calls IS NOT NULL THEN
-        PERFORM windlass.enqueue_many(calls);
+    IF calls IS NULL THEN
+        RETURN;
     END IF;
-EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
-    RAISE WARNING 'what follows the end of % task(s) cannot be enqueued: %', cardinality(ended), SQLERRM;
+    BEGIN
+        PERFORM windlass.enqueue_many(to_jsonb(calls));
+        RETURN;
+    EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+        NULL;  -- one of them is refused: each by itself, so that it costs no other
+    END;
+    FOR place IN 1..cardinality(calls) LOOP
+        BEGIN
+            PERFORM windlass.enqueue_many(jsonb_build_array(calls[place]));
+            CONTINUE;
+        EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+            brief := calls[place];
+        END;
+        IF filled[place] ? 'result' THEN
+            brief := jsonb_set(brief, '{payload,result}', 'null');
+        END IF;
+        IF filled[place] ? 'error' THEN
+            brief := jsonb_set(brief, '{payload,error,message}',
+                to_jsonb(left(brief #>> '{payload,error,message}', 200)));
+        END IF;
+        BEGIN
+            PERFORM windlass.enqueue_many(jsonb_build_array(brief));
+        EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+            RAISE WARNING 'what follows the end of task % cannot be enqueued: %', tasks[place], SQLERRM;
+        END;
+    END LOOP;
 END
 $$;
 

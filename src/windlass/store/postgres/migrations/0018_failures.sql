@@ -13,15 +13,19 @@ ALTER TABLE windlass.task_type ADD COLUMN on_success jsonb;
 ALTER TABLE windlass.task_type ADD COLUMN on_failure jsonb;
 
 -- call_back: enqueue what follows the end of these tasks, which are completed, failed or dead.
--- In the transaction that ends them, so that both happen or neither. A call that cannot be enqueued, because its
--- payload would be too large, must not keep a task from its end: it is told in the server's log.
+-- In the transaction that ends them, so that both happen or neither. Where a payload would be too large or too deep,
+-- the result is left out of it, and the message is cut. What cannot be enqueued even so must not keep a task from its
+-- end: it is told in the server's log.
 CREATE FUNCTION windlass.call_back(ended uuid[]) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off
 SET jit = off
 AS $$
 DECLARE
-    calls jsonb;
+    tasks uuid[];
+    calls jsonb[];
+    filled jsonb[];  -- the names of the arguments that were filled in
+    brief jsonb;
 BEGIN
     WITH known AS MATERIALIZED (
         SELECT h.id, h.type, h.queue, h.attempts, h.result, NULL::jsonb AS error, true AS succeeded
@@ -36,7 +40,7 @@ BEGIN
         FROM known k
         JOIN windlass.task_type y ON y.name = k.type
     )
-    SELECT jsonb_agg(
+    SELECT array_agg(t.id), array_agg(t.said -> 'takes'), array_agg(
         (t.said -> 'call') || jsonb_build_object('payload', (t.said -> 'call' -> 'payload') || (
             SELECT coalesce(jsonb_object_agg(f.key, f.value), '{}')
             FROM jsonb_each(jsonb_build_object(
@@ -48,15 +52,39 @@ BEGIN
             WHERE t.said -> 'takes' ? f.key
         ))
     )
-    INTO calls
+    INTO tasks, filled, calls
     FROM template t
     CROSS JOIN windlass.setting s
     WHERE t.said IS NOT NULL;
-    IF calls IS NOT NULL THEN
-        PERFORM windlass.enqueue_many(calls);
+    IF calls IS NULL THEN
+        RETURN;
     END IF;
-EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
-    RAISE WARNING 'what follows the end of % task(s) cannot be enqueued: %', cardinality(ended), SQLERRM;
+    BEGIN
+        PERFORM windlass.enqueue_many(to_jsonb(calls));
+        RETURN;
+    EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+        NULL;  -- one of them is refused: each by itself, so that it costs no other
+    END;
+    FOR place IN 1..cardinality(calls) LOOP
+        BEGIN
+            PERFORM windlass.enqueue_many(jsonb_build_array(calls[place]));
+            CONTINUE;
+        EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+            brief := calls[place];
+        END;
+        IF filled[place] ? 'result' THEN
+            brief := jsonb_set(brief, '{payload,result}', 'null');
+        END IF;
+        IF filled[place] ? 'error' THEN
+            brief := jsonb_set(brief, '{payload,error,message}',
+                to_jsonb(left(brief #>> '{payload,error,message}', 200)));
+        END IF;
+        BEGIN
+            PERFORM windlass.enqueue_many(jsonb_build_array(brief));
+        EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
+            RAISE WARNING 'what follows the end of task % cannot be enqueued: %', tasks[place], SQLERRM;
+        END;
+    END LOOP;
 END
 $$;
 
