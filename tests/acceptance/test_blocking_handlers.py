@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import uvloop
@@ -206,3 +207,66 @@ def test_a_program_keeps_its_own_use_of_the_signal() -> None:
 
     assert record.status is TaskState.COMPLETED
     assert not heard
+
+
+def test_one_that_is_told_to_end_and_blocks_instead_is_interrupted() -> None:
+    async def define(app: App) -> list[Any]:
+        running = asyncio.Event()
+
+        @app.task(retry=1)
+        async def block() -> None:
+            running.set()
+            try:
+                await asyncio.sleep(FOR_EVER)
+            except asyncio.CancelledError:
+                compute()
+
+        handle = await block.enqueue()
+
+        async def cancel() -> None:
+            await running.wait()
+            await handle.cancel("no need")
+
+        cancelling.append(asyncio.create_task(cancel()))
+        return [handle]
+
+    cancelling: list[asyncio.Task[None]] = []
+    (record,) = run_blocking("memory:", define)
+
+    assert (record.status, record.last_error) == (TaskState.CANCELLED, "no need")
+
+
+@dataclass
+class Endless:
+    n: int
+    blocks: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.blocks:
+            compute()
+
+
+def test_one_whose_arguments_block_when_they_are_read_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def define(app: App) -> list[Any]:
+        @app.task(timeout=LIMIT, retry=1)
+        async def block(value: Endless) -> None: ...
+
+        handle = await block.enqueue(Endless(1))
+        monkeypatch.setattr(Endless, "blocks", True)
+        return [handle]
+
+    check_interrupted(run_blocking("memory:", define)[0], "compute")
+
+
+def test_many_that_block_one_after_the_other_are_each_interrupted() -> None:
+    async def define(app: App) -> list[Any]:
+        @app.task(timeout=LIMIT, retry=1)
+        async def block() -> None:
+            compute()
+
+        return [await block.enqueue() for _ in range(8)]
+
+    for record in run_blocking("memory:", define):
+        check_interrupted(record, "compute")

@@ -24,12 +24,38 @@ async def waits(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-@app.task(retry=AT_ONCE, timeout=0.3)
-async def stubborn() -> None:
-    """Whatever is raised in it, it goes on."""
+def go_on_whatever_is_raised() -> None:
     while True:
         with suppress(BaseException):
             time.sleep(FOR_EVER)
+
+
+@app.task(retry=AT_ONCE, timeout=0.3)
+async def stubborn() -> None:
+    go_on_whatever_is_raised()
+
+
+@app.task(retry=1, timeout=0.3)
+async def calls_back() -> None:
+    """Blocks in what the event loop calls for it."""
+    asyncio.get_running_loop().call_soon(go_on_whatever_is_raised)
+    await asyncio.sleep(FOR_EVER)
+
+
+@app.task(retry=1, timeout=0.3)
+async def abandoned() -> None:
+    """Blocks after it was given up."""
+    with suppress(BaseException):
+        await asyncio.sleep(FOR_EVER)
+    with suppress(BaseException):
+        await asyncio.sleep(6)
+    go_on_whatever_is_raised()
+
+
+@app.task(retry=1, timeout=0.3)
+async def to_thread() -> None:
+    """Leaves a thread behind for which the interpreter would wait."""
+    await asyncio.to_thread(time.sleep, FOR_EVER)
 
 
 def wait_in_c() -> None:

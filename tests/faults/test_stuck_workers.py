@@ -1,6 +1,7 @@
 """A worker that a handler has made useless is replaced by a new process, and what it held is settled before."""
 
 import asyncio
+import signal
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from faults.processes import WorkerProcess, until
 from windlass import App
 
 GOOD = 30
+TWICE = ("stubborn", "deadlocked", "waits")  # they are tried
 APPLICATION = "faults.stuck_app:app"
 
 
@@ -20,7 +22,7 @@ async def enqueue(url: str, *tasks: tuple[str, dict[str, Any]]) -> None:
         for n in range(GOOD):
             await app.enqueue("good", {"n": n})
         for name, payload in tasks:
-            await app.enqueue(name, payload, max_attempts=2 if name != "hung" else 1)
+            await app.enqueue(name, payload, max_attempts=2 if name in TWICE else 1)
         for n in range(GOOD):
             await app.enqueue("good", {"n": n})
 
@@ -94,3 +96,47 @@ def test_one_that_was_asked_to_stop_meanwhile_stops(
     assert worker.stop() == 0, worker.said()
     assert worker.said().count("worker.started") == 1
     assert [end[:2] for end in ends(sql_url)["waits"]] == [("pending", 0)]
+
+
+@pytest.mark.parametrize("name", ["calls_back", "abandoned"])
+def test_a_handler_is_found_out_wherever_it_blocks(
+    database_url: str, sql_url: str, start: Start, name: str
+) -> None:
+    asyncio.run(enqueue(database_url, (name, {})))
+
+    worker = start(application=APPLICATION)
+    until(lambda: worker.has_said("worker.stuck"))
+    asyncio.run(enqueue(database_url))
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+    ended = ends(sql_url)
+    assert [end[:2] for end in ended[name]] == [("dead", 1)]
+    assert {end[:2] for end in ended["good"]} == {("completed", 1)}
+    assert len(ended["good"]) == 4 * GOOD
+
+
+def test_a_worker_that_was_asked_to_stop_while_it_is_stuck_ends(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, ("stubborn", {})))
+
+    worker = start(application=APPLICATION)
+    until(lambda: worker.has_said("loop.blocked"))
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == 1, worker.said()
+    assert worker.said().count("worker.started") == 1
+    assert [end[:2] for end in ends(sql_url)["stubborn"]] == [("pending", 1)]
+
+
+def test_threads_that_a_handler_has_started_keep_no_process(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, ("to_thread", {})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+    assert [end[:2] for end in ends(sql_url)["to_thread"]] == [("dead", 1)]

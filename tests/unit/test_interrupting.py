@@ -82,6 +82,7 @@ def inside(file: str) -> Callable[[], Any]:
         ((str(OURS / "breaker.py"), "handlers.py", str(OURS / "runtime/executor.py")), True),
         ((str(OURS / "store/postgres/statements.py"), "handlers.py"), False),
         (("driver.py", str(OURS / "client/verbs.py"), "handlers.py"), False),
+        (("arguments.py", str(OURS / "codec.py"), str(OURS / "runtime/executor.py")), True),
         (("logging.py", str(OURS / "telemetry.py"), str(OURS / "runtime/executor.py")), False),
     ],
 )
@@ -91,6 +92,12 @@ async def test_what_we_do_for_a_handler_is_not_cut_off(
 ) -> None:
     be_overdue()
     assert called_by(*files)() is raises
+
+
+@pytest.mark.usefixtures("interrupter")
+async def test_nor_is_the_event_loops_own_code() -> None:
+    be_overdue()
+    inside(str(Path(asyncio.__file__).parent / "timeouts.py"))()
 
 
 @pytest.mark.usefixtures("interrupter")
@@ -111,8 +118,8 @@ async def test_one_whose_time_is_not_over_or_that_has_ended_goes_on() -> None:
     assert not hit()
     job.runner = runner
     assert hit()
-    job.halt = Halt.LOST  # it is cancelled, and nothing of it is written
-    assert not hit()
+    job.halt = Halt.CANCELLED  # whatever its time limit was
+    assert hit()
 
 
 @pytest.mark.usefixtures("interrupter")

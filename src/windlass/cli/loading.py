@@ -6,6 +6,8 @@ import importlib.util
 import logging
 import os
 import sys
+import threading
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -86,9 +88,25 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     for task in left:
         task.cancel()
     if left and loop.run_until_complete(asyncio.wait(left, timeout=LEAVE_AFTER))[1]:
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(result if isinstance(result, int) else 0)
+        _leave(result)
     loop.run_until_complete(loop.shutdown_asyncgens())
+    if _has_threads_left():
+        _leave(result)
     loop.close()
     return result
+
+
+def _has_threads_left() -> bool:
+    """Whether threads that handlers have started go on, for which the interpreter would wait at its end."""
+    until = time.monotonic() + LEAVE_AFTER
+    left = [one for one in threading.enumerate() if not one.daemon]
+    for thread in left:
+        if thread is not threading.main_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+    return any(one.is_alive() for one in left if one is not threading.main_thread())
+
+
+def _leave(result: object) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(result if isinstance(result, int) else 0)

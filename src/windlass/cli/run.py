@@ -21,7 +21,7 @@ from windlass.cli.loading import (
     run,
 )
 from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
-from windlass.cli.replacing import replace_process
+from windlass.cli.replacing import note_signal, reap_left_over, replace_process
 from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
@@ -51,6 +51,7 @@ def _with_worker_options(function: Any) -> Any:
 @_with_worker_options
 def worker(application: str, **options: Any) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it, a second one insists."""
+    reap_left_over()
     sys.exit(run(_work(load_app(application), **options)))
 
 
@@ -59,6 +60,7 @@ def worker(application: str, **options: Any) -> None:
 @_with_worker_options
 def up(application: str | None, **options: Any) -> None:
     """Run everything for development: a database if none is configured, and a worker."""
+    reap_left_over()
     app = load_app(application)
     if application is None:
         click.echo(
@@ -86,7 +88,7 @@ async def _work(
                 concurrency=concurrency,
                 shutdown_timeout=shutdown_timeout,
                 monitor=monitor,
-                replace_process=replace_process,
+                replace_process=partial(replace_process, is_stopping=lambda: bool(draining)),
             )
 
             def drain() -> None:
@@ -100,7 +102,7 @@ async def _work(
             async with watchdog_told():
                 await working.run(started=partial(notify, "READY=1"))
     if working.is_exhausted and not draining:
-        replace_process()
+        replace_process(is_stopping=lambda: False)
     return 1 if working.unsettled else 0
 
 
@@ -108,6 +110,7 @@ def _on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop)
+        note_signal(signum)
 
 
 async def _opened(app: App, stop: Stop) -> bool:

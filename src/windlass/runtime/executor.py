@@ -68,18 +68,19 @@ class Executor:
                 return let_through
             definition = let_through
         job.started_at = time.monotonic()
+        current_job.set((self._registry, job))
+        limit = definition.timeout
+        job.give_way_at = None if limit is None else job.started_at + limit
         try:
             arguments = definition.codec.decode(job.task.payload)
         except BaseException as error:  # noqa: BLE001 - the types of arguments bring their own code
-            return _told(job, failed_by(error, ErrorClass.PERMANENT_INPUT))
+            return _told(job, self._undecoded(job, definition, error))
         job.task.forget_payload()
-        current_job.set((self._registry, job))
         try:
-            if definition.timeout is None:
+            if limit is None:
                 value = await self._call(job, definition, arguments)
             else:
-                job.give_way_at = job.started_at + definition.timeout
-                value = await _within(definition.timeout, self._call(job, definition, arguments))
+                value = await _within(limit, self._call(job, definition, arguments))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
             outcome = self._raised(job, definition, error)
         else:
@@ -253,7 +254,7 @@ class Executor:
         self, job: Job, definition: TaskDefinition, error: BaseException
     ) -> AttemptOutcome | None:
         match error:
-            case asyncio.CancelledError() if job.halt is not None:
+            case asyncio.CancelledError() | Overran() if job.halt is not None:
                 return self._halted(job)
             case Elsewhere():
                 return error.outcome
@@ -261,6 +262,13 @@ class Executor:
                 return self._timed_out(definition, str(overran), error)
             case _:
                 return steered(error) or self._classified(definition, error)
+
+    def _undecoded(
+        self, job: Job, definition: TaskDefinition, error: BaseException
+    ) -> AttemptOutcome | None:
+        if isinstance(error, Overran):
+            return self._raised(job, definition, error)
+        return failed_by(error, ErrorClass.PERMANENT_INPUT)
 
     def _timed_out(
         self, definition: TaskDefinition | None, said: str, error: BaseException | None = None

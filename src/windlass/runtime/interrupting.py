@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 
@@ -21,8 +22,10 @@ _WINDLASS = Path(__file__).parents[1]
 _OURS = f"{_WINDLASS}{os.sep}"
 # Ours that call what users have written. Whatever else of ours a handler calls is not cut off in the middle.
 _CALLERS = frozenset(
-    str(_WINDLASS / file) for file in ("breaker.py", "runtime/carrier.py", "runtime/executor.py")
+    str(_WINDLASS / file)
+    for file in ("breaker.py", "codec.py", "runtime/carrier.py", "runtime/executor.py")
 )
+_ASYNCIO = str(Path(asyncio.__file__).parent)
 
 _installed: list["Interrupter"] = []
 
@@ -43,6 +46,8 @@ class Interrupter:
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.frames_below = 0  # of whatever the event loop calls: its own, and of who runs it
+        self.met: Job | None = None  # whose code ran when the last signal came
+        self.met_at = 0.0  # monotonic
 
     def install(self) -> None:
         """Take the signal, unless somebody else has a use for it. In the event loop's thread."""
@@ -62,7 +67,7 @@ class Interrupter:
                 signal.signal(SIGNAL, signal.SIG_DFL)
 
     def interrupt(self) -> None:
-        """Have the handler that runs now looked at, and ended if its time is over. From any thread."""
+        """Find out what runs now, and end it if it is a handler whose time is over. From any thread."""
         main = threading.main_thread().ident
         if self in _installed and main is not None:
             signal.pthread_kill(main, SIGNAL)
@@ -71,8 +76,12 @@ class Interrupter:
 def _interrupt(_: int, frame: FrameType | None) -> None:
     """Raise in the code of a handler whose time is over. By Python, in the main thread."""
     current = current_job.get()  # also in what a handler has started
-    job = None if current is None else current[1]
-    if isinstance(job, Job) and job.runner is not None and job.overran() and _is_users(frame):
+    job = current[1] if current is not None and isinstance(current[1], Job) else None
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - there may be none
+    for interrupter in _installed:
+        if interrupter.loop is loop:
+            interrupter.met, interrupter.met_at = job, time.monotonic()
+    if job is not None and job.is_overdue() and _is_users(frame):
         limit = (job.give_way_at or 0.0) - (job.started_at or 0.0)
         raise Overran(limit, "; it blocked the event loop, and was interrupted")
 
@@ -93,7 +102,7 @@ def _is_users(frame: FrameType | None) -> bool:
         frames.append(frame.f_code.co_filename)
         frame = frame.f_back
     called = frames[: len(frames) - below]  # the innermost first
-    if not called:
+    if not called or called[0].startswith(_ASYNCIO):
         return False
     ours = next(filter(is_ours, called), None)
     return ours != called[0] and (ours is None or ours in _CALLERS)

@@ -107,6 +107,11 @@ class Job(msgspec.Struct, eq=False):
         finally:
             self.awaited.remove(awaited)
 
+    def is_overdue(self) -> bool:
+        """Whether it should have given way by now: its time is over, or it was told to end."""
+        limit = self.give_way_at
+        return self.runner is not None and limit is not None and limit <= time.monotonic()
+
     @property
     def started_after(self) -> float | None:
         """Seconds from the claim to the start, by the monotonic clock."""

@@ -39,8 +39,9 @@ class LoopWatch:
         self._telling = threading.Lock()
         self._told_of = 0.0  # the last turn before the block that was told
         self._interrupter = Interrupter()
-        self._insisted_on = 0.0  # the last turn before a block that is to end
+        self._insists_on: Job | None = None  # which blocks the loop, and should not
         self._insists_since = 0.0
+        self._asked_at = 0.0  # monotonic, when a signal was sent last
 
     @property
     def silent_for(self) -> float:
@@ -83,29 +84,34 @@ class LoopWatch:
 
     async def _insist(self) -> None:
         """Interrupt a handler that blocks the loop although its time is over; at last, give up the process."""
-        turned_at, now = self._turned_at, time.monotonic()
-        overdue = [job for job in self._running() if job.overran()]
-        if not overdue or now - turned_at < 2 * LOOK_EVERY:
+        now = time.monotonic()
+        if now - self._turned_at < 2 * LOOK_EVERY:
+            self._insists_on = None
             return
-        if self._insisted_on != turned_at:
-            self._insisted_on, self._insists_since = turned_at, now
-        if now - self._insists_since <= GIVE_WAY_WITHIN:
-            self._interrupter.interrupt()
-            return
-        blocking = self._blocking()  # others may be overdue for all that they can do
-        if blocking in overdue and self._give_up is not None:
+        blocking = self._blocking()
+        if blocking is None or not blocking.is_overdue():  # or it has yet to be found out
+            self._insists_on = None
+        elif blocking is not self._insists_on:
+            self._insists_on, self._insists_since = blocking, now
+        elif now - self._insists_since > GIVE_WAY_WITHIN and self._give_up is not None:
             await self._give_up(blocking)
+            return
+        self._asked_at = now
+        self._interrupter.interrupt()
 
     def _blocking(self) -> Job | None:
-        """Which job blocks the loop, by its own task or by one that it has started."""
-        task, jobs = asyncio.current_task(self._loop), self._running()
+        """Which job blocks the loop: by its own task, by one that it has started, or in a callback."""
+        if self._interrupter.met_at >= self._asked_at > self._turned_at:
+            return self._interrupter.met
+        # Nobody has answered: perhaps it is not in Python. Then what the task says is all there is.
+        task = asyncio.current_task(self._loop)
         if task is None:
             return None
+        found = next((job for job in self._running() if job.runner is task), None)
         started_by = _context_of(task).get(current_job)
-        return next(
-            (job for job in jobs if job.runner is task),
-            next((job for job in jobs if started_by is not None and started_by[1] is job), None),
-        )
+        if found is None and started_by is not None and isinstance(started_by[1], Job):
+            found = started_by[1]
+        return found
 
     def _is_news(self, turned_at: float) -> bool:
         """Whether nobody has told of the block after this turn; whoever asks first does."""

@@ -282,13 +282,13 @@ class Worker:
         info, replace_process = self._options.info, self._options.replace_process
         task = blocking.task
         emit("worker.stuck", worker_id=info.id, task_id=task.id, type=task.type)
+        if self._processes is not None:
+            self._processes.kill()  # what ran there may run elsewhere in a moment
         last = [
             *self._committer.last_settlements(),
             *(one for slots in self._all_slots for one in slots.last_settlements(blocking)),
         ]
         await leave_behind(self._store.beside(), info.id, last, within=LEAVE_WITHIN)
-        if self._processes is not None:
-            self._processes.kill()
         if replace_process is not None:
             replace_process()
 
