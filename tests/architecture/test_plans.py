@@ -205,6 +205,42 @@ async def test_a_promotion_reads_what_it_promotes(subject: Subject, analyzed: bo
     assert subject.buffers < 100 + 30 * 500
 
 
+# Of those that are late first some wait, some are claimed and some have ended.
+EXPIRING = """
+INSERT INTO windlass.expiry (task_id, expires_at)
+SELECT t.id, now() - interval '1 day' + row_number() OVER (ORDER BY t.id) * interval '1 ms'
+FROM windlass.task t
+"""
+ENDED = """
+INSERT INTO windlass.expiry (task_id, expires_at)
+SELECT gen_random_uuid(), now() - interval '1 day' + n * interval '1 ms' FROM generate_series(1, $1::integer) AS n
+"""
+
+
+@pytest.mark.parametrize("ended", [0, 100_000])
+@pytest.mark.parametrize("claimed", [0, 500])
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_an_expiry_reads_what_it_looks_at(
+    subject: Subject, analyzed: bool, claimed: int, ended: int
+) -> None:
+    await subject.fill(1000 if ended else 100_000)
+    if claimed:
+        await subject.claim(claimed)
+    await subject.connection.execute(EXPIRING)
+    await subject.connection.execute(ENDED, ended)
+    if analyzed:
+        await subject.analyze()
+    leadership = await subject.store.lead(WORKER, current=None, term=LEASE)
+    assert leadership is not None
+    subject.start_measuring()
+
+    await subject.store.expire(1000, leadership=leadership)
+
+    assert subject.rows("expiry") <= 4 * 1000
+    assert subject.rows("task") <= 6 * 1000
+    assert subject.buffers < 500 + 50 * 1000
+
+
 @pytest.mark.parametrize("analyzed", [False, True])
 async def test_a_look_for_unknown_types_reads_a_task_of_each_lane(
     subject: Subject, analyzed: bool

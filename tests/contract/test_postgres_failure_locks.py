@@ -25,9 +25,11 @@ from windlass.model.task import (
     Callback,
     CancelAnswer,
     Change,
+    Expired,
     Leadership,
     NewTask,
     Outcome,
+    Started,
     TaskState,
     TypeDefaults,
 )
@@ -165,23 +167,72 @@ async def test_what_cannot_be_enqueued_does_not_keep_a_task_from_its_end(
     assert await store.has_work(["after"], None) is False
 
 
+LOCK_EXPIRY = "SELECT FROM windlass.expiry WHERE task_id = $1 FOR UPDATE"
+
+
+@pytest.mark.parametrize("delay", [0.0, 3600.0])
+@pytest.mark.parametrize("how", ["changed", "its task", "its expiry"])
 async def test_expiring_goes_round_what_somebody_holds(
-    store: PostgresStore, sessions: Sessions
+    store: PostgresStore, sessions: Sessions, how: str, delay: float
 ) -> None:
-    held, free = await add(store, 2, expires=60.0)
-    (later,) = await add(store, expires=60.0, delay=3600.0)
+    held, free = await add(store, 2, expires=60.0, delay=delay)
+    (other,) = await add(store, expires=60.0, delay=3600.0 - delay)
     await sessions.advance(timedelta(seconds=61))
     leadership = await lead(store)
     changing = await sessions.begin()
-    await changing.store.change(held, Change(priority=50))
+    if how == "changed":
+        await changing.store.change(held, Change(priority=50))
+    elif how == "its task":
+        await changing.lock_task(held)
+    else:
+        await changing.connection.execute(LOCK_EXPIRY, held)
 
     async with asyncio.timeout(AT_ONCE):
-        assert await store.expire(10, leadership=leadership) == 2
+        assert (await store.expire(10, leadership=leadership)).cancelled == 2
 
-    assert await sessions.places(free) == await sessions.places(later) == ["history"]
+    assert await sessions.places(free) == await sessions.places(other) == ["history"]
     await changing.commit()
-    assert await store.expire(10, leadership=leadership) == 1
+    assert await store.expire(10, leadership=leadership) == Expired(1)
     assert await sessions.places(held) == ["history"]
+
+
+@pytest.mark.parametrize("how", ["claimed", "held"])
+async def test_what_cannot_expire_now_does_not_hide_what_can(
+    store: PostgresStore, sessions: Sessions, how: str
+) -> None:
+    ids = await add(store, 5, expires=10.0)
+    await add(store, 5, expires=20.0)
+    blocking = await sessions.begin()
+    if how == "claimed":
+        await claim(store, limit=5)
+    else:
+        for task_id in ids:
+            await blocking.lock_task(task_id)
+    await sessions.advance(timedelta(seconds=25))
+    leadership = await lead(store)
+
+    assert await store.expire(5, leadership=leadership) == Expired()
+    assert await store.expire(5, leadership=leadership) == Expired(5, has_more=True)
+
+    await blocking.rollback()
+    expected = 0 if how == "claimed" else 5
+    assert (await store.expire(5, leadership=leadership)).cancelled == expected
+
+
+async def test_what_has_begun_is_forgotten_while_it_runs(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, 2, expires=5.0)
+    held = await claim(store, limit=2)
+    running, waiting = held.tasks
+    await store.start([Started(held.token, running.id, running.generation, 0.5)])
+    await sessions.advance(timedelta(seconds=6))
+    leadership = await lead(store)
+
+    assert await store.expire(10, leadership=leadership) == Expired()
+
+    expiring = await sessions.watcher.fetch("SELECT task_id FROM windlass.expiry")
+    assert [task_id for (task_id,) in expiring] == [waiting.id]
 
 
 async def fail_unknown(store: PostgresStore, leadership: Leadership) -> list[UUID]:
@@ -274,6 +325,7 @@ async def test_what_has_begun_is_forgotten_among_what_expires(
     await sessions.advance(timedelta(seconds=2))
     leadership = await lead(store)
 
-    assert await store.expire(10, leadership=leadership) == 0
+    assert await store.expire(2, leadership=leadership) == Expired(0, has_more=True)
 
     assert await sessions.watcher.fetchval("SELECT count(*) FROM windlass.expiry") == 0
+    assert await store.expire(2, leadership=leadership) == Expired()

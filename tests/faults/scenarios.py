@@ -26,6 +26,7 @@ from windlass.model.task import (
     Claim,
     ClaimAnswer,
     Completion,
+    Expired,
     Fence,
     Outcome,
     Pulse,
@@ -543,7 +544,7 @@ async def rescue(scene: Scene) -> Call:
     return lambda store, again: store.rescue(10, leadership=leadership)
 
 
-@scenario("expire", if_done=0, seconds_later=100.0)
+@scenario("expire", if_done=Expired(), seconds_later=100.0)
 async def expire(scene: Scene) -> Call:
     await scene.add(2, expires=5.0)
     leadership = await scene.lead()

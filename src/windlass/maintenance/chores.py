@@ -134,9 +134,9 @@ async def _expire(store: LeaderStore, lookout: Lookout, leadership: Leadership) 
     if not due.expiring:
         return False
     expired = await store.expire(PROMOTE_BATCH, leadership=leadership)
-    if expired:
-        emit("task.expired", tasks=expired)
-    return expired >= PROMOTE_BATCH
+    if expired.cancelled:
+        emit("task.expired", tasks=expired.cancelled)
+    return expired.has_more
 
 
 async def _remove_workers(

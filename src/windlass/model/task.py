@@ -420,6 +420,13 @@ class Rescued:
     died: tuple[UUID, ...] = ()  # those that are dead by it
 
 
+class Expired(NamedTuple):
+    """What became of tasks that came too late."""
+
+    cancelled: int = 0
+    has_more: bool = False  # to cancel or to forget
+
+
 @dataclass(frozen=True, slots=True)
 class Retained:
     """What retention removed."""

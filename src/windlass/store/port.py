@@ -26,6 +26,7 @@ from windlass.model.task import (
     Due,
     Ended,
     Enqueued,
+    Expired,
     Fence,
     Leadership,
     NewTask,
@@ -401,8 +402,12 @@ class ChoreStore(Protocol):
         back with one recovery more. None waits for a lock that somebody else holds.
         """
 
-    async def expire(self, limit: int, *, leadership: Leadership) -> int:
-        """Cancel up to so many tasks that wait although they should have begun by now."""
+    async def expire(self, limit: int, *, leadership: Leadership) -> Expired:
+        """Cancel up to so many tasks that wait although they should have begun by now.
+
+        None waits for a lock that somebody else holds, and those who hold one hide no others for
+        longer than a call.
+        """
 
     async def unknown_types(self) -> list[str]:
         """Return the types of ready tasks that no registered worker knows, in order.

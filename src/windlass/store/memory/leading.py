@@ -7,7 +7,16 @@ from uuid import UUID
 
 from windlass.model.errors import NotLeader
 from windlass.model.limits import EXPIRED, UNNOTICED_STEP
-from windlass.model.task import ENDS, Due, LaneKind, Leadership, Rescued, Retained, TaskState
+from windlass.model.task import (
+    ENDS,
+    Due,
+    Expired,
+    LaneKind,
+    Leadership,
+    Rescued,
+    Retained,
+    TaskState,
+)
 from windlass.store.memory.state import LaneKey, TaskEntry, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
@@ -127,19 +136,19 @@ class LeadVerbs(MemoryTables):
         return "lost"
 
     @transaction
-    async def expire(self, limit: int, *, leadership: Leadership) -> int:
+    async def expire(self, limit: int, *, leadership: Leadership) -> Expired:
         self._assert_leader(leadership)
         now = self._clock()
-        late = [
-            task
-            for task in self._tasks.values()
+        late = sorted(
+            (task.expires_at, task_id)
+            for task_id, task in self._tasks.items()
             if task.status in (TaskState.PENDING, TaskState.SCHEDULED) and task.is_late(now)
-        ][:limit]
-        for task in late:
+        )[:limit]
+        for task in [self._tasks[task_id] for _, task_id in late]:
             self._take_waiting(task)
             task.settled_by = None
             self._end(task, TaskState.CANCELLED, EXPIRED, now)
-        return len(late)
+        return Expired(len(late), len(late) == limit)
 
     @transaction
     async def unknown_types(self) -> list[str]:

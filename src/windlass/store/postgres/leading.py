@@ -8,7 +8,7 @@ from uuid import UUID
 import asyncpg
 
 from windlass.model.limits import UNNOTICED_STEP
-from windlass.model.task import Due, Leadership, Rescued, Retained
+from windlass.model.task import Due, Expired, Leadership, Rescued, Retained
 from windlass.store.postgres.connection import check_same_database, connected
 from windlass.store.postgres.operating import OperateVerbs
 
@@ -59,13 +59,13 @@ class LeadVerbs(OperateVerbs):
 
         return await self._history.with_places(None, rescue_once)
 
-    async def expire(self, limit: int, *, leadership: Leadership) -> int:
+    async def expire(self, limit: int, *, leadership: Leadership) -> Expired:
         kept = self._options.retention
 
-        async def expire_once() -> int:
+        async def expire_once() -> Expired:
             async with self._led(leadership) as connection:
                 text = self._sql.statement("expire_tasks")
-                return int(await connection.fetchval(text, limit, kept.ended, kept.keys))
+                return Expired(*await connection.fetchrow(text, limit, kept.ended, kept.keys))
 
         return await self._history.with_places(None, expire_once)
 

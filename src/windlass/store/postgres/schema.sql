@@ -1653,58 +1653,49 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key_retention interval) RETURNS integer
+CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key_retention interval) RETURNS TABLE(cancelled integer, has_more boolean)
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
     late uuid[];
+    waiting uuid[];
     taken uuid[];
+    done integer;
     at timestamptz;
     latest constant timestamptz := windlass.clock();
 BEGIN
-    -- What has begun, or has ended, does not expire any more.
-    WITH over AS MATERIALIZED (
-        SELECT e.task_id
-        FROM windlass.expiry e
-        WHERE e.expires_at <= latest
-            AND NOT EXISTS (SELECT FROM windlass.task t WHERE t.id = e.task_id AND t.attempts = 0)
-        ORDER BY e.expires_at
-        LIMIT max_tasks
-        FOR UPDATE OF e SKIP LOCKED
-    )
-    DELETE FROM windlass.expiry e USING over o WHERE e.task_id = o.task_id;
-
-    SELECT array_agg(w.task_id) INTO late
+    SELECT coalesce(array_agg(l.task_id), '{}') INTO late
     FROM (
         SELECT e.task_id
         FROM windlass.expiry e
         WHERE e.expires_at <= latest
-            AND (EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = e.task_id)
-                OR EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = e.task_id))
         ORDER BY e.expires_at
         LIMIT max_tasks
-    ) w;
-    IF late IS NULL THEN
-        RETURN 0;
-    END IF;
-    WITH found AS MATERIALIZED (
+        FOR UPDATE SKIP LOCKED
+    ) l;
+
+    SELECT coalesce(array_agg(f.task_id), '{}') INTO waiting
+    FROM (
         SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (late)
         ORDER BY r.task_id FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM windlass.ready r USING found f WHERE r.task_id = f.task_id RETURNING r.task_id
-    )
-    SELECT coalesce(array_agg(g.task_id), '{}') INTO taken FROM gone g;
-    WITH found AS MATERIALIZED (
+    ) f;
+    SELECT waiting || coalesce(array_agg(f.task_id), '{}') INTO waiting
+    FROM (
         SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (late)
         ORDER BY s.task_id FOR UPDATE SKIP LOCKED
-    ), gone AS (
-        DELETE FROM windlass.scheduled s USING found f WHERE s.task_id = f.task_id RETURNING s.task_id
-    )
-    SELECT taken || coalesce(array_agg(g.task_id), '{}') INTO taken FROM gone g;
+    ) f;
+    SELECT coalesce(array_agg(f.id), '{}') INTO taken
+    FROM (
+        SELECT t.id FROM windlass.task t WHERE t.id = ANY (waiting) AND t.attempts = 0
+        ORDER BY t.id FOR UPDATE SKIP LOCKED
+    ) f;
+    DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
+    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
     at := windlass.clock();
     WITH gone AS (
         DELETE FROM windlass.task t WHERE t.id = ANY (taken) RETURNING t.*
@@ -1722,12 +1713,27 @@ BEGIN
             'expired: it was not started in time', windlass.folded_attempts(g.id)
         FROM gone g
     ), answered AS (
-        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
-    ), forgotten AS (
-        DELETE FROM windlass.expiry e USING gone g WHERE e.task_id = g.id
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
     )
-    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
-    RETURN cardinality(taken);
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+
+    -- What was cancelled, has ended or has begun does not expire any more.
+    DELETE FROM windlass.expiry e
+    WHERE e.task_id = ANY (late) AND (
+        NOT EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[e.task_id]) AND t.attempts = 0)
+        OR EXISTS (
+            SELECT
+            FROM windlass.running r
+            JOIN windlass.task t ON t.id = ANY (ARRAY[r.task_id]) AND t.generation = r.generation
+            WHERE r.task_id = ANY (ARRAY[e.task_id])
+        )
+    );
+    GET DIAGNOSTICS done = ROW_COUNT;
+    IF cardinality(late) = max_tasks THEN
+        -- What is left is claimed, or somebody holds it: it is as late as can be, and not to hide the others.
+        UPDATE windlass.expiry e SET expires_at = latest WHERE e.task_id = ANY (late);
+    END IF;
+    RETURN QUERY SELECT cardinality(taken), done > 0 AND cardinality(late) = max_tasks;
 END
 $$;
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from windlass.model.limits import EXPIRED
-from windlass.model.task import Answer, NewTask, Outcome, TaskState
+from windlass.model.task import Answer, Expired, NewTask, Outcome, TaskState
 from windlass.store.port import Store
 from windlass.testing.store_contract.steps import LEASE, SECOND, Steps, new_id
 
@@ -20,7 +20,7 @@ class ExpireRules(Steps):
         leadership = await self.elect(store)
         expired = await store.expire(limit, leadership=leadership)
         await store.resign(leadership)
-        return expired
+        return expired.cancelled
 
     async def test_a_task_in_time_is_granted_as_any_other(self, store: Store) -> None:
         await self.add(store, expires=60.0)
@@ -56,6 +56,23 @@ class ExpireRules(Steps):
             assert record.attempts == 0
         assert await self.status(store, in_time) is TaskState.PENDING
         assert await self.status(store, never) is TaskState.PENDING
+
+    async def test_those_that_expired_first_are_cancelled_first(self, store: Store) -> None:
+        last, first = [await self.add(store, expires=expires) for expires in (20.0, 10.0)]
+        await self.advance(store, MINUTE)
+
+        assert await self.expire(store, limit=1) == 1
+
+        assert await self.status(store, first) is TaskState.CANCELLED
+        assert await self.status(store, last) is TaskState.PENDING
+
+    async def test_an_expiry_says_whether_there_may_be_more(self, store: Store) -> None:
+        await self.add_many(store, 3, expires=10.0)
+        await self.advance(store, MINUTE)
+        leadership = await self.elect(store)
+
+        assert await store.expire(2, leadership=leadership) == Expired(2, has_more=True)
+        assert await store.expire(2, leadership=leadership) == Expired(1, has_more=False)
 
     async def test_a_time_may_be_given_instead_of_seconds(self, store: Store) -> None:
         task_id = await self.add(store, expires=await store.now() + MINUTE)
