@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
-from windlass import App, TaskCancelled
+from windlass import App, Snooze, TaskCancelled
 
 
 async def test_a_task_that_was_not_started_in_time_is_cancelled_and_not_run(app: App) -> None:
@@ -39,6 +39,22 @@ async def test_a_task_that_waits_for_its_time_is_cancelled_by_the_leader(app: Ap
     async with app.worker():
         with pytest.raises(TaskCancelled, match="expired"):
             await handle.result(20)
+
+
+async def test_a_task_that_snoozed_goes_on_however_late_it_is(app: App) -> None:
+    ran: list[int] = []
+
+    @app.task
+    async def work() -> None:
+        ran.append(len(ran))
+        if len(ran) == 1:
+            raise Snooze(1.0)
+
+    async with app.worker():
+        handle = await work.options(expires=0.5).enqueue()
+        await handle.result(20)
+
+    assert ran == [0, 1]
 
 
 async def test_many_at_once_expire_each_by_itself(app: App) -> None:

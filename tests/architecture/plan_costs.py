@@ -197,10 +197,12 @@ def ask(
     return ClaimRequest(WORKER, tuple(types), limit, LEASE, AGEING, lane=lane, task_id=task_id)
 
 
-def settlements(claim: Claim, outcome: Outcome) -> list[Settlement]:
+def settlements(
+    claim: Claim, outcome: Outcome, started_after: float | None = None
+) -> list[Settlement]:
     error = ERROR if outcome in {Outcome.DEAD, Outcome.RETRIED} else None
     return [
-        Settlement(claim.token, task.id, task.generation, outcome, error=error)
+        Settlement(claim.token, task.id, task.generation, outcome, started_after, error=error)
         for task in claim.tasks
     ]
 

@@ -217,6 +217,20 @@ SELECT gen_random_uuid(), now() - interval '1 day' + n * interval '1 ms' FROM ge
 """
 
 
+async def test_a_settlement_forgets_the_expiry_of_what_it_returns(subject: Subject) -> None:
+    await subject.fill(500)
+    await subject.analyze()  # taken for an empty table from here on
+    await subject.connection.execute(ENDED, 100_000)
+    await subject.connection.execute(EXPIRING)
+    held = await subject.claim()
+    subject.start_measuring()
+
+    await subject.store.settle(settlements(held, Outcome.SNOOZED, started_after=0.1))
+
+    assert subject.rows("expiry") <= 501
+    assert subject.buffers < 100 + 40 * 500
+
+
 @pytest.mark.parametrize("ended", [0, 100_000])
 @pytest.mark.parametrize("claimed", [0, 500])
 @pytest.mark.parametrize("analyzed", [False, True])

@@ -66,6 +66,8 @@ class SettleVerbs(MemoryTables):
             task.recoveries = 0
         if outcome is not Outcome.RELEASED:
             task.scheduled_for = now + timedelta(seconds=settlement.delay)
+        if settlement.started_after is not None:
+            task.expires_at = None
         released = outcome is Outcome.RELEASED
         self._give_back(task, LaneKind.RETURNED if released else LaneKind.NORMAL, now)
         return Answer.APPLIED

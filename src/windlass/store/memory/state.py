@@ -58,7 +58,7 @@ class TaskEntry:
     errors: list[dict[str, Any]] = field(default_factory=list)
     drop_on: date = date.max
     is_reopened: bool = False  # by a person, after it had ended
-    expires_at: datetime | None = None
+    expires_at: datetime | None = None  # None once it is known to have begun
 
     def is_late(self, now: datetime) -> bool:
         """Whether it should have begun by now, and no attempt was made."""

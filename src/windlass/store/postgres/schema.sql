@@ -1833,6 +1833,14 @@ FROM windlass.attempt a
 WHERE a.task_id = ended_task
 $$;
 
+CREATE FUNCTION windlass.forget_expiry(task_ids uuid[]) RETURNS void
+    LANGUAGE sql
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DELETE FROM windlass.expiry e WHERE e.task_id = ANY (task_ids)
+$$;
+
 CREATE FUNCTION windlass.forget_lineage(gone uuid[]) RETURNS void
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2500,6 +2508,8 @@ BEGIN
     INSERT INTO windlass.cancel_request (task_id, reason, requested_at) VALUES (reopened, '', at)
     ON CONFLICT DO NOTHING;
     DELETE FROM windlass.cancel_request q WHERE q.task_id = reopened;
+    -- Whoever reopens it late wants it done.
+    PERFORM windlass.forget_expiry(ARRAY[reopened]);
     INSERT INTO windlass.task (
         id, type, queue, priority, max_attempts, generation, retention_seconds, created_at,
         scheduled_for, idempotency_key, payload, tags
@@ -2839,6 +2849,16 @@ BEGIN
         tokens, which, task_ids, generations, started_after, outcomes, results, delays, errors, reported,
         retention, dead_retention, key_retention, patience
     ) b;
+
+    IF outcomes && '{snoozed,released}' AND EXISTS (SELECT FROM windlass.expiry) THEN
+        PERFORM windlass.forget_expiry(ARRAY(
+            SELECT u.task_id
+            FROM unnest(task_ids, outcomes, started_after) WITH ORDINALITY
+                AS u (task_id, outcome, started_after, ordinal)
+            WHERE u.outcome IN ('snoozed', 'released') AND u.started_after IS NOT NULL
+                AND u.ordinal - 1 <> ALL (missed)
+        ));
+    END IF;
 
     IF calls_back THEN
         PERFORM windlass.call_back(array_agg(u.task_id))

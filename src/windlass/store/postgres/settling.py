@@ -22,6 +22,8 @@ from windlass.store.postgres.parts import PostgresParts
 
 T = TypeVar("T")
 
+_COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
+
 
 class SettleVerbs(PostgresParts):
     """What a worker says of its claims, and of itself."""
@@ -55,7 +57,7 @@ class SettleVerbs(PostgresParts):
         )
         calls_back = any(one.calls_back for one in ordered)
         statement = "settle_tasks"
-        if calls_back or (arguments[5] is not None and Outcome.RETRIED in arguments[5]):
+        if calls_back or not _COMES_BACK.isdisjoint(arguments[5] or ()):
             statement = "settle_failures"
             ages = _unless_all(None, [one.max_age for one in ordered])
             arguments = (*arguments, ages, calls_back)

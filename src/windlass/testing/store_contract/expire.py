@@ -5,6 +5,8 @@
 from datetime import timedelta
 from uuid import UUID
 
+import pytest
+
 from windlass.model.limits import EXPIRED
 from windlass.model.task import Answer, Expired, NewTask, Outcome, TaskState
 from windlass.store.port import Store
@@ -100,10 +102,31 @@ class ExpireRules(Steps):
         _, task = await self.claim_one(store)
         assert (task.id, task.cancel_reason) == (task_id, None)
 
-    async def test_a_task_that_came_back_untried_expires(self, store: Store) -> None:
+    @pytest.mark.parametrize("delay", [0.0, 3.0, 10.0])
+    @pytest.mark.parametrize("outcome", [Outcome.SNOOZED, Outcome.RELEASED])
+    async def test_a_task_that_began_and_came_back_does_not_expire(
+        self, store: Store, outcome: Outcome, delay: float
+    ) -> None:
+        task_id = await self.add(store, expires=5.0)
+        other = await self.add(store, expires=5.0)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, outcome, delay=delay, started_after=0.01)
+        await self.advance(store, timedelta(seconds=6))
+
+        assert await self.expire(store) == 1
+        assert await self.status(store, other) is TaskState.CANCELLED
+        await self.advance(store, timedelta(seconds=6))
+        await store.promote(10)
+        _, task = await self.claim_one(store)
+        assert (task.id, task.cancel_reason) == (task_id, None)
+
+    @pytest.mark.parametrize("outcome", [Outcome.SNOOZED, Outcome.RELEASED])
+    async def test_a_task_that_came_back_unbegun_expires(
+        self, store: Store, outcome: Outcome
+    ) -> None:
         task_id = await self.add(store, expires=5.0)
         claim, task = await self.claim_one(store)
-        await self.settle(store, claim, task, Outcome.RELEASED)
+        await self.settle(store, claim, task, outcome)
         await self.advance(store, timedelta(seconds=6))
 
         assert await self.expire(store) == 1
@@ -132,6 +155,31 @@ class ExpireRules(Steps):
         assert await self.expire(store) == 0
         _, task = await self.claim_one(store)
         assert task.cancel_reason is None
+
+    @pytest.mark.parametrize("outcome", [Outcome.DEAD, Outcome.FAILED, Outcome.CANCELLED])
+    async def test_a_task_reopened_in_time_does_not_expire(
+        self, store: Store, outcome: Outcome
+    ) -> None:
+        task_id = await self.add(store, expires=5.0)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, outcome)
+        await store.retry(task_id)
+        await self.advance(store, timedelta(seconds=6))
+
+        assert await self.expire(store) == 0
+        _, task = await self.claim_one(store)
+        assert (task.id, task.cancel_reason) == (task_id, None)
+
+    async def test_a_lost_settlement_does_not_keep_a_task_from_expiring(self, store: Store) -> None:
+        task_id = await self.add(store, expires=5.0)
+        claim, task = await self.claim_one(store)
+        await self.lose_worker(store)
+
+        answer = await self.settle(store, claim, task, Outcome.SNOOZED, started_after=0.01)
+
+        assert answer is Answer.LOST
+        assert await self.expire(store) == 1
+        assert await self.status(store, task_id) is TaskState.CANCELLED
 
     async def test_a_repeated_enqueue_leaves_the_time_as_it_was(self, store: Store) -> None:
         task = NewTask(new_id(), "resize", "{}", expires=60.0)

@@ -88,10 +88,11 @@ BEGIN
 END
 $$;
 
--- settle_failures: as settle_batch, for settlements that are to come back after a failure, or call back.
+-- settle_failures: as settle_batch, for settlements of tasks that are to come back, or call back.
 -- A retry is none if it would begin later than `max_age` seconds after the task was enqueued (or, if somebody
 -- reopened it, after its first attempt since), or if retries of its type are stopped: then the task is dead.
 -- What is read of a task for that never changes while it is claimed. Those tasks are named too (`given_up`).
+-- What has begun and comes back without an attempt used does not expire any more.
 CREATE FUNCTION windlass.settle_failures(
     tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after float8[],
     outcomes text[], results text[], delays float8[], errors text[], reported boolean[],
@@ -134,6 +135,16 @@ BEGIN
         tokens, which, task_ids, generations, started_after, outcomes, results, delays, errors, reported,
         retention, dead_retention, key_retention, patience
     ) b;
+
+    IF outcomes && '{snoozed,released}' AND EXISTS (SELECT FROM windlass.expiry) THEN
+        PERFORM windlass.forget_expiry(ARRAY(
+            SELECT u.task_id
+            FROM unnest(task_ids, outcomes, started_after) WITH ORDINALITY
+                AS u (task_id, outcome, started_after, ordinal)
+            WHERE u.outcome IN ('snoozed', 'released') AND u.started_after IS NOT NULL
+                AND u.ordinal - 1 <> ALL (missed)
+        ));
+    END IF;
 
     IF calls_back THEN
         PERFORM windlass.call_back(array_agg(u.task_id))
@@ -478,53 +489,5 @@ BEGIN
         RETURN 'ended';
     END IF;
     RETURN NULL;
-END
-$$;
-
--- retry_task: reopen an unsuccessful task as a new generation. Of two at once the second finds
--- nothing. Returns false if it does not rest among the unsuccessful.
-CREATE OR REPLACE FUNCTION windlass.retry_task(reopened uuid) RETURNS boolean
-LANGUAGE plpgsql
-SET lock_timeout = '5s'
-AS $$
-#variable_conflict use_column
-DECLARE
-    was windlass.dead;
-    at timestamptz;
-BEGIN
-    PERFORM set_config('windlass_internal.removing', 'on', true);
-    DELETE FROM windlass.dead d WHERE d.id = reopened RETURNING d.* INTO was;
-    IF NOT FOUND THEN
-        DELETE FROM windlass.history h WHERE h.id = reopened AND h.status = 'cancelled'
-        RETURNING h.* INTO was;
-    END IF;
-    PERFORM set_config('windlass_internal.removing', 'off', true);
-    IF was.id IS NULL THEN
-        RETURN false;
-    END IF;
-    at := windlass.clock();
-    -- A request that is not committed yet was made of the generation that has ended: it is waited for.
-    INSERT INTO windlass.cancel_request (task_id, reason, requested_at) VALUES (reopened, '', at)
-    ON CONFLICT DO NOTHING;
-    DELETE FROM windlass.cancel_request q WHERE q.task_id = reopened;
-    INSERT INTO windlass.task (
-        id, type, queue, priority, max_attempts, generation, retention_seconds, created_at,
-        scheduled_for, idempotency_key, payload, tags
-    )
-    VALUES (
-        was.id, was.type, was.queue, was.priority, was.max_attempts, was.generation + 1,
-        was.retention_seconds, was.created_at, at, was.idempotency_key, was.payload, was.tags
-    );
-    INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
-    SELECT was.id, (e ->> 'generation')::integer, (e ->> 'attempt')::smallint,
-        (e ->> 'worker_id')::uuid, (e ->> 'started_at')::timestamptz, (e ->> 'ended_at')::timestamptz,
-        e - '{attempt,generation,worker_id,started_at,ended_at}'::text[]
-    FROM jsonb_array_elements(coalesce(was.errors, '[]')) AS j (e);
-    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
-    VALUES (windlass.lane_number(was.queue, was.type, was.priority, 0::smallint), was.id, was.generation + 1, at);
-    PERFORM windlass.add_lanes(
-        ARRAY[was.queue], ARRAY[was.type], ARRAY[was.priority]::smallint[], ARRAY[0]::smallint[]);
-    PERFORM windlass.wake(false);
-    RETURN true;
 END
 $$;

@@ -1,7 +1,8 @@
 -- Tasks that are of no use once they are late: not started by then, they are cancelled.
 
--- Until when a task has to have begun. A row is removed some time after it has, or has ended, by the leader: so
--- that whatever else is done to a task need not look here. While it is empty nobody pays for it.
+-- Until when a task has to have begun. A row is removed when its task comes back without an attempt used although it
+-- has begun, or is reopened; else some time after it has begun or ended, by the leader: so that whatever else is done
+-- to a task need not look here. While it is empty nobody pays for it.
 CREATE TABLE windlass.expiry (
     task_id uuid PRIMARY KEY,
     expires_at timestamptz NOT NULL
@@ -98,6 +99,15 @@ AS $$
 SELECT array_agg(e.task_id) FROM windlass.expiry e WHERE e.task_id = ANY (task_ids) AND e.expires_at <= windlass.clock()
 $$;
 
+-- forget_expiry: tasks that do not expire any more.
+CREATE FUNCTION windlass.forget_expiry(task_ids uuid[]) RETURNS void
+LANGUAGE sql
+SET enable_seqscan = off
+SET jit = off
+AS $$
+DELETE FROM windlass.expiry e WHERE e.task_id = ANY (task_ids)
+$$;
+
 -- expire_tasks: cancel tasks that wait and should have begun by now. It looks at `max_tasks` of those that expired
 -- first, and waits for nobody. Says how many were cancelled, and whether there may be more to do.
 CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key_retention interval)
@@ -182,6 +192,56 @@ BEGIN
         UPDATE windlass.expiry e SET expires_at = latest WHERE e.task_id = ANY (late);
     END IF;
     RETURN QUERY SELECT cardinality(taken), done > 0 AND cardinality(late) = max_tasks;
+END
+$$;
+
+-- retry_task: reopen an unsuccessful task as a new generation. Of two at once the second finds
+-- nothing. Returns false if it does not rest among the unsuccessful.
+CREATE OR REPLACE FUNCTION windlass.retry_task(reopened uuid) RETURNS boolean
+LANGUAGE plpgsql
+SET lock_timeout = '5s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    was windlass.dead;
+    at timestamptz;
+BEGIN
+    PERFORM set_config('windlass_internal.removing', 'on', true);
+    DELETE FROM windlass.dead d WHERE d.id = reopened RETURNING d.* INTO was;
+    IF NOT FOUND THEN
+        DELETE FROM windlass.history h WHERE h.id = reopened AND h.status = 'cancelled'
+        RETURNING h.* INTO was;
+    END IF;
+    PERFORM set_config('windlass_internal.removing', 'off', true);
+    IF was.id IS NULL THEN
+        RETURN false;
+    END IF;
+    at := windlass.clock();
+    -- A request that is not committed yet was made of the generation that has ended: it is waited for.
+    INSERT INTO windlass.cancel_request (task_id, reason, requested_at) VALUES (reopened, '', at)
+    ON CONFLICT DO NOTHING;
+    DELETE FROM windlass.cancel_request q WHERE q.task_id = reopened;
+    -- Whoever reopens it late wants it done.
+    PERFORM windlass.forget_expiry(ARRAY[reopened]);
+    INSERT INTO windlass.task (
+        id, type, queue, priority, max_attempts, generation, retention_seconds, created_at,
+        scheduled_for, idempotency_key, payload, tags
+    )
+    VALUES (
+        was.id, was.type, was.queue, was.priority, was.max_attempts, was.generation + 1,
+        was.retention_seconds, was.created_at, at, was.idempotency_key, was.payload, was.tags
+    );
+    INSERT INTO windlass.attempt (task_id, generation, attempt, worker_id, started_at, ended_at, error)
+    SELECT was.id, (e ->> 'generation')::integer, (e ->> 'attempt')::smallint,
+        (e ->> 'worker_id')::uuid, (e ->> 'started_at')::timestamptz, (e ->> 'ended_at')::timestamptz,
+        e - '{attempt,generation,worker_id,started_at,ended_at}'::text[]
+    FROM jsonb_array_elements(coalesce(was.errors, '[]')) AS j (e);
+    INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+    VALUES (windlass.lane_number(was.queue, was.type, was.priority, 0::smallint), was.id, was.generation + 1, at);
+    PERFORM windlass.add_lanes(
+        ARRAY[was.queue], ARRAY[was.type], ARRAY[was.priority]::smallint[], ARRAY[0]::smallint[]);
+    PERFORM windlass.wake(false);
+    RETURN true;
 END
 $$;
 

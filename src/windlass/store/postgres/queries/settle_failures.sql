@@ -1,4 +1,4 @@
--- settle_failures: the same as settle_tasks, where tasks may come back after a failure, or call back.
+-- settle_failures: the same as settle_tasks, where tasks may come back, or call back.
 -- $1 to $14 as there, $15 max_ages, $16 calls_back
 SELECT ordinal, before, given_up
 FROM windlass.settle_failures(
