@@ -16,7 +16,7 @@ from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
 from windlass.model.task import Callback, TypeDefaults
 from windlass.policy.breaker import BreakerSettings
 from windlass.policy.classification import checked_class
-from windlass.policy.retry import Retry
+from windlass.policy.retry import Retry, age_limit
 
 RunKind = Literal["async", "thread", "process"]
 Middleware = Callable[[Context, Callable[[], Awaitable[Any]]], Awaitable[Any]]
@@ -113,6 +113,7 @@ class TaskDefinition:
             self.retention,
             self.on_success,
             self.on_failure,
+            age_limit(self.retry),
         )
         object.__setattr__(self, "defaults", defaults)  # it is frozen
         is_guarded = self.breaker is not None or self.retry.budget is not None

@@ -303,7 +303,7 @@ class QueueRecord:
 
 @dataclass(frozen=True, slots=True)
 class TypeDefaults:
-    """What a registered type contributes to a task enqueued by name alone."""
+    """What a registered type contributes to a task enqueued by name alone, or whose worker is lost."""
 
     name: str
     queue: str = "default"
@@ -312,6 +312,7 @@ class TypeDefaults:
     retention: timedelta | None = None
     on_success: Callback | None = None
     on_failure: Callback | None = None
+    max_age: float | None = None  # seconds: after a lost worker no attempt begins later
 
     @property
     def calls_back(self) -> bool:

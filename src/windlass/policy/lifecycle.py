@@ -1,7 +1,6 @@
 """The legal moves of a task in one table, and what the outcome of an attempt means for it."""
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import assert_never
 from uuid import UUID
 
@@ -9,7 +8,7 @@ from windlass.model.attempt import AttemptOutcome, Cancelled, Failed, Released, 
 from windlass.model.failure import ErrorClass
 from windlass.model.task import ClaimedTask, Outcome, Settlement, TaskState
 from windlass.policy.classification import RETRIED
-from windlass.policy.retry import Retry, delay_as_asked, delay_before
+from windlass.policy.retry import Retry, age_limit, delay_as_asked, delay_before
 
 _WAITING = frozenset({TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING})
 _SETTLED = frozenset(
@@ -104,13 +103,8 @@ def settle(
         error,
         reported,
         error_class,
-        _age(retry) if verdict is Outcome.RETRIED else None,
+        age_limit(retry) if verdict is Outcome.RETRIED else None,
     )
-
-
-def _age(retry: Retry) -> float | None:
-    age = retry.max_age
-    return age.total_seconds() if isinstance(age, timedelta) else age
 
 
 def _delay(failed: Failed, retry: Retry, attempt: int, draw: float) -> float:

@@ -22,7 +22,7 @@ class Retry:
     """How often and how far apart a task is tried; `base` and `ceiling` are seconds.
 
     `when`, if it is given, says of an exception whether to try again, whatever its class. With
-    `max_age`, in seconds or as a timedelta, no attempt begins later than that after the enqueue. With
+    `max_age`, in seconds or as a timedelta, no retry is due later than that after the enqueue. With
     `budget`, retries are at most a share of the first attempts of late; the others wait.
     """
 
@@ -65,6 +65,12 @@ class Retry:
                     f"retry: {name} {shown(value)} must be a number of seconds, "
                     "from 0 to a hundred years"
                 )
+
+
+def age_limit(retry: Retry) -> float | None:
+    """Seconds after the enqueue beyond which no attempt begins."""
+    age = retry.max_age
+    return age.total_seconds() if isinstance(age, timedelta) else age
 
 
 def _checked_age(value: Any) -> float:

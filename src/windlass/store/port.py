@@ -398,8 +398,9 @@ class ChoreStore(Protocol):
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
         """Return the tasks of up to `limit` expired claims.
 
-        Those reported as running have used an attempt and may be dead by it; the others come
-        back with one recovery more. None waits for a lock that somebody else holds.
+        Those reported as running have used an attempt and may be dead by it: if none is left, if they
+        are older than the registered `max_age` of their type, or if its retries are stopped. The others
+        come back with one recovery more. None waits for a lock that somebody else holds.
         """
 
     async def expire(self, limit: int, *, leadership: Leadership) -> Expired:

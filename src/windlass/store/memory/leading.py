@@ -125,11 +125,16 @@ class LeadVerbs(MemoryTables):
             self._give_back(task, LaneKind.RETURNED, due_by)
             return "returned"
         message = f"worker {task.worker_id} was lost"
+        error = {"type": "WorkerLost", "message": message, "class": "transient"}
+        is_last = task.attempts + 1 >= task.asked.max_attempts
+        known = self._types.get(task.asked.type)
+        why = self._why_not_again(task, None if known is None else known.max_age, 0.0, now)
+        if why is not None and not is_last:
+            is_last = True
+            error["given_up"] = why
         task.attempts += 1
-        self._note_failure(
-            task, {"type": "WorkerLost", "message": message, "class": "transient"}, now
-        )
-        if task.attempts >= task.asked.max_attempts:
+        self._note_failure(task, error, now)
+        if is_last:
             self._end(task, TaskState.DEAD, message, now)
             return "dead"
         self._give_back(task, LaneKind.RETURNED, due_by)

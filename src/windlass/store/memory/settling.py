@@ -17,7 +17,7 @@ from windlass.model.task import (
     TaskState,
     WorkerInfo,
 )
-from windlass.store.memory.state import TaskEntry, WorkerEntry, after, tried_since, worker_record
+from windlass.store.memory.state import WorkerEntry, after, worker_record
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 _COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
@@ -51,7 +51,9 @@ class SettleVerbs(MemoryTables):
         error = json.loads(settlement.error) if settlement.error else {}
         if outcome in _COMES_BACK and task.cancel_reason is not None:
             outcome, error = Outcome.CANCELLED, {"message": task.cancel_reason}
-        elif outcome is Outcome.RETRIED and (why := self._why_not_again(task, settlement, now)):
+        elif outcome is Outcome.RETRIED and (
+            why := self._why_not_again(task, settlement.max_age, settlement.delay, now)
+        ):
             outcome, error = Outcome.DEAD, error | {"given_up": why}
         task.attempts += outcome in _USES_AN_ATTEMPT
         if outcome in _USES_AN_ATTEMPT - {Outcome.COMPLETED}:
@@ -71,18 +73,6 @@ class SettleVerbs(MemoryTables):
         released = outcome is Outcome.RELEASED
         self._give_back(task, LaneKind.RETURNED if released else LaneKind.NORMAL, now)
         return Answer.APPLIED
-
-    def _why_not_again(self, task: TaskEntry, settlement: Settlement, now: datetime) -> str | None:
-        if task.asked.type in self._stopped:
-            return f"retries of this type are stopped: {self._stopped[task.asked.type][1]}"
-        if settlement.max_age is None:
-            return None
-        last = tried_since(task, now) + timedelta(seconds=settlement.max_age - settlement.delay)
-        if now <= last:
-            return None
-        return (
-            f"its next attempt would begin more than {settlement.max_age:g} s after it was enqueued"
-        )
 
     def _let_go(self, fence: Fence) -> None:
         claim = self._claims[fence.token]

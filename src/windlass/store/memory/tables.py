@@ -27,6 +27,7 @@ from windlass.store.memory.state import (
     TaskEntry,
     WorkerEntry,
     called_back,
+    tried_since,
 )
 
 DEAD = frozenset({TaskState.FAILED, TaskState.DEAD})
@@ -154,6 +155,16 @@ class MemoryTables:
             entry.expires_at = now + timedelta(seconds=task.expires)
         self._tasks[task.id] = entry
         self._place(entry, now)
+
+    def _why_not_again(
+        self, task: TaskEntry, max_age: float | None, delay: float, now: datetime
+    ) -> str | None:
+        """Say why a failed attempt is the last one, if it is although others are left."""
+        if task.asked.type in self._stopped:
+            return f"retries of this type are stopped: {self._stopped[task.asked.type][1]}"
+        if max_age is None or now <= tried_since(task, now) + timedelta(seconds=max_age - delay):
+            return None
+        return f"its next attempt would begin more than {max_age:g} s after it was enqueued"
 
     def _note_failure(self, task: TaskEntry, error: dict[str, Any], now: datetime) -> None:
         """Keep the error of the attempt that has just been counted."""

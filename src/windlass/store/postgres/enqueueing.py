@@ -169,6 +169,7 @@ class EnqueueVerbs(PostgresParts):
             self._options.max_payload_bytes,
             [_callback(one.on_success) for one in types],
             [_callback(one.on_failure) for one in types],
+            [one.max_age for one in types],
         )
 
 

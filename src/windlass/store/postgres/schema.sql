@@ -2314,6 +2314,7 @@ BEGIN
                     CASE
                         WHEN q.task_id IS NOT NULL THEN 'cancelled'
                         WHEN r.task_id IS NOT NULL AND t.attempts + 1 >= t.max_attempts THEN 'dead'
+                        WHEN g.why IS NOT NULL THEN 'dead'
                         WHEN r.task_id IS NOT NULL THEN 'lost'
                         ELSE 'returned'
                     END AS fate,
@@ -2322,13 +2323,26 @@ BEGIN
                         'class', 'transient',
                         'attempt', t.attempts + 1, 'generation', t.generation, 'worker_id', expired.worker_id,
                         'started_at', r.started_at, 'ended_at', at
-                    ) AS error
+                    ) || CASE WHEN g.why IS NULL THEN '{}' ELSE jsonb_build_object('given_up', g.why) END AS error
                 FROM windlass.claim_task b
                 CROSS JOIN LATERAL unnest(b.task_ids, b.generations) WITH ORDINALITY
                     AS u (task_id, generation, ordinal)
                 JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id]) AND t.generation = u.generation
                 LEFT JOIN windlass.running r ON r.task_id = ANY (ARRAY[u.task_id]) AND r.generation = u.generation
                 LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.task_id])
+                CROSS JOIN LATERAL (
+                    SELECT CASE WHEN r.task_id IS NOT NULL AND t.attempts + 1 < t.max_attempts THEN (
+                        SELECT CASE
+                            WHEN s.type IS NOT NULL THEN 'retries of this type are stopped: ' || s.reason
+                            WHEN at > windlass.tried_since(t) + y.max_age * interval '1 second' THEN format(
+                                'its next attempt would begin more than %s s after it was enqueued', y.max_age)
+                        END
+                        FROM (VALUES (t.type)) AS k (type)
+                        LEFT JOIN windlass.stopped_type s ON s.type = k.type
+                        LEFT JOIN windlass.task_type y ON y.name = k.type
+                    ) END AS why
+                    OFFSET 0  -- worked out once
+                ) g
                 WHERE b.token = expired.token
                 ORDER BY u.task_id
                 FOR UPDATE OF t SKIP LOCKED
@@ -3507,6 +3521,7 @@ CREATE TABLE windlass.task_type (
     max_attempts smallint NOT NULL,
     retention_seconds integer,
     registered_at timestamp with time zone NOT NULL,
+    max_age double precision,
     on_success jsonb,
     on_failure jsonb,
     CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),

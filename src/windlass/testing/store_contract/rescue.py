@@ -5,11 +5,14 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from windlass.model.task import (
     Answer,
     Outcome,
     Rescued,
     TaskState,
+    TypeDefaults,
 )
 from windlass.store.port import Store
 from windlass.testing.store_contract.steps import (
@@ -88,6 +91,92 @@ class RescueRules(Steps):
         assert record.errors[0]["type"] == "WorkerLost"
         assert record.worker_id == str(WORKER)
         assert record.started_at is not None
+
+    async def test_a_lost_attempt_of_a_stopped_type_ends_its_task(self, store: Store) -> None:
+        task_id, other_id = await self.add(store), await self.add(store, type="mail")
+        claim = await self.claim(store, types=("resize", "mail"))
+        for task in claim.tasks:
+            await self.start(store, claim, task)
+        await store.stop_retries("resize", "the images are gone")
+
+        rescued = await self.lose_worker(store)
+
+        record = await store.get(task_id)
+        assert rescued == Rescued(claims=1, returned=1, lost_attempts=2, dead=1, died=(task_id,))
+        assert (record.status, record.attempts) == (TaskState.DEAD, 1)
+        assert record.last_error == f"worker {WORKER} was lost"
+        assert without_times(record.errors[-1]) == {
+            "type": "WorkerLost",
+            "message": record.last_error,
+            "class": "transient",
+            "given_up": "retries of this type are stopped: the images are gone",
+            "attempt": 1,
+            "generation": 1,
+            "worker_id": str(WORKER),
+        }
+        assert await self.status(store, other_id) is TaskState.PENDING
+
+    @pytest.mark.parametrize("max_age", [LEASE.total_seconds() - 1, 3600.0, None])
+    async def test_a_lost_attempt_of_a_task_that_is_too_old_is_its_last(
+        self, store: Store, max_age: float | None
+    ) -> None:
+        await store.register_types([TypeDefaults("resize"), TypeDefaults("mail")])
+        await store.register_types([TypeDefaults("resize", max_age=max_age)])
+        begun, waiting, other = await self.add_many(store, 3)
+        claim = await self.claim(store, limit=2)
+        await self.start(store, claim, claim.tasks[0])
+
+        await self.lose_worker(store)
+
+        record = await store.get(begun)
+        assert await self.status(store, waiting) is TaskState.PENDING
+        assert await self.status(store, other) is TaskState.PENDING
+        if max_age is None or max_age > LEASE.total_seconds():
+            assert record.status is TaskState.PENDING
+            assert "given_up" not in record.errors[-1]
+        else:
+            assert (record.status, record.attempts) == (TaskState.DEAD, 1)
+            assert record.errors[-1]["given_up"] == (
+                "its next attempt would begin more than 29 s after it was enqueued"
+            )
+
+    async def test_the_age_of_a_reopened_task_counts_from_its_first_attempt_since(
+        self, store: Store
+    ) -> None:
+        await store.register_types([TypeDefaults("resize", max_age=45.0)])
+        task_id = await self.end(store, Outcome.DEAD)
+        await self.advance(store, 100 * SECOND)
+        await store.retry(task_id)
+
+        states = []
+        for _ in range(3):
+            claim, task = await self.claim_one(store)
+            await self.start(store, claim, task)
+            await self.lose_worker(store)
+            states.append(await self.status(store, task_id))
+            if states[-1] is TaskState.DEAD:
+                break
+
+        assert states == [TaskState.PENDING, TaskState.DEAD]
+
+    async def test_a_last_attempt_that_is_lost_was_not_given_up(self, store: Store) -> None:
+        task_id = await self.add(store, max_attempts=1)
+        await store.stop_retries("resize", "stop")
+        claim, task = await self.claim_one(store)
+        await self.start(store, claim, task)
+
+        await self.lose_worker(store)
+
+        assert "given_up" not in (await store.get(task_id)).errors[-1]
+
+    async def test_what_had_not_started_comes_back_whatever_is_stopped(self, store: Store) -> None:
+        await store.register_types([TypeDefaults("resize", max_age=1.0)])
+        task_id = await self.add(store)
+        await self.claim(store)
+        await store.stop_retries("resize", "stop")
+
+        assert await self.lose_worker(store) == Rescued(claims=1, returned=1)
+        assert await self.status(store, task_id) is TaskState.PENDING
 
     async def test_a_task_that_had_not_started_never_dies_of_lost_workers(
         self, store: Store

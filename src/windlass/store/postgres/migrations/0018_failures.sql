@@ -7,6 +7,9 @@ CREATE TABLE windlass.stopped_type (
     stopped_at timestamptz NOT NULL
 );
 
+-- Seconds after its enqueue beyond which no attempt of a task begins: for who rescues it, and knows no more of its type.
+ALTER TABLE windlass.task_type ADD COLUMN max_age float8;
+
 -- What is enqueued when a task of the type has ended: `call`, as enqueue_many takes it, and `takes`, the names
 -- of the arguments that are filled in.
 ALTER TABLE windlass.task_type ADD COLUMN on_success jsonb;
@@ -256,8 +259,8 @@ BEGIN
 END
 $$;
 
--- rescue_claims: as before. A lost attempt has a class too, what follows a dead task is enqueued, and those that
--- died are named.
+-- rescue_claims: as before. A lost attempt has a class too and is followed by another only if one that failed would be,
+-- what follows a dead task is enqueued, and those that died are named.
 DROP FUNCTION windlass.rescue_claims(integer, interval, interval, interval);
 CREATE FUNCTION windlass.rescue_claims(
     max_claims integer, dead_retention interval, retention interval, key_retention interval
@@ -298,6 +301,7 @@ BEGIN
                     CASE
                         WHEN q.task_id IS NOT NULL THEN 'cancelled'
                         WHEN r.task_id IS NOT NULL AND t.attempts + 1 >= t.max_attempts THEN 'dead'
+                        WHEN g.why IS NOT NULL THEN 'dead'
                         WHEN r.task_id IS NOT NULL THEN 'lost'
                         ELSE 'returned'
                     END AS fate,
@@ -306,13 +310,26 @@ BEGIN
                         'class', 'transient',
                         'attempt', t.attempts + 1, 'generation', t.generation, 'worker_id', expired.worker_id,
                         'started_at', r.started_at, 'ended_at', at
-                    ) AS error
+                    ) || CASE WHEN g.why IS NULL THEN '{}' ELSE jsonb_build_object('given_up', g.why) END AS error
                 FROM windlass.claim_task b
                 CROSS JOIN LATERAL unnest(b.task_ids, b.generations) WITH ORDINALITY
                     AS u (task_id, generation, ordinal)
                 JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id]) AND t.generation = u.generation
                 LEFT JOIN windlass.running r ON r.task_id = ANY (ARRAY[u.task_id]) AND r.generation = u.generation
                 LEFT JOIN windlass.cancel_request q ON q.task_id = ANY (ARRAY[u.task_id])
+                CROSS JOIN LATERAL (
+                    SELECT CASE WHEN r.task_id IS NOT NULL AND t.attempts + 1 < t.max_attempts THEN (
+                        SELECT CASE
+                            WHEN s.type IS NOT NULL THEN 'retries of this type are stopped: ' || s.reason
+                            WHEN at > windlass.tried_since(t) + y.max_age * interval '1 second' THEN format(
+                                'its next attempt would begin more than %s s after it was enqueued', y.max_age)
+                        END
+                        FROM (VALUES (t.type)) AS k (type)
+                        LEFT JOIN windlass.stopped_type s ON s.type = k.type
+                        LEFT JOIN windlass.task_type y ON y.name = k.type
+                    ) END AS why
+                    OFFSET 0  -- worked out once
+                ) g
                 WHERE b.token = expired.token
                 ORDER BY u.task_id
                 FOR UPDATE OF t SKIP LOCKED
