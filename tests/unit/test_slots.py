@@ -144,6 +144,22 @@ async def test_of_many_suspects_no_start_is_written(
     assert worker._slots.busy() == 3
 
 
+async def test_of_everything_that_is_held_something_is_written_when_the_process_is_given_up(
+    make: Make,
+) -> None:
+    worker = await make().worker(concurrency=2)
+    await take(worker, claim(5))
+    blocking, other = sorted(worker._slots.running(), key=lambda job: job.task.id)
+
+    last = worker._slots.last_settlements(blocking)
+
+    assert len(last) == len({one.task_id for one in last}) == 5
+    outcomes = {one.task_id: one.outcome for one in last}
+    assert outcomes[blocking.task.id] is Outcome.RETRIED  # an attempt that failed
+    assert outcomes[other.task.id] is Outcome.RELEASED
+    assert Counter(outcomes.values()) == {Outcome.RETRIED: 1, Outcome.RELEASED: 4}
+
+
 async def test_a_suspect_that_is_lost_while_its_start_is_written_is_not_run(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
