@@ -31,7 +31,7 @@ slow: $(INSTALLED) ## Run the tests that take long for what they prove
 # Left out: what is about an embedded server, or has none, and what a pooler has no part in: commands, handlers,
 # errors, values, probes. What a pooler cannot give is skipped by the tests themselves, with the reason (the mark needs_direct).
 pooled: $(INSTALLED) ## Run the tests of stores and workers behind PgBouncer in transaction mode
-	POSTGRES_TEST_POOLER=1 STORE_MACHINE_EXAMPLES=50 $(BIN)/python -m pytest -n 2 -k "not memory" \
+	POSTGRES_TEST_POOLER=1 STORE_MACHINE_EXAMPLES=50 $(BIN)/python -m pytest -n 4 -k "not memory" \
 		tests/contract tests/acceptance tests/faults --ignore tests/contract/test_postgres_pooler.py \
 		--ignore-glob '*/test_embedded*' --ignore-glob '*/test_install*' --ignore-glob '*/test_demo*' \
 		--ignore-glob '*/test_docs*' --ignore-glob '*/test_bench*' --ignore-glob '*/test_cli*' \

@@ -295,7 +295,9 @@ async def test_a_worker_that_is_not_woken_is_not_ready(app: App, ask: Any) -> No
     class Broken:
         trouble = "the session that listened was ended"
 
-    async with app.worker() as worker:
+    async with app.worker() as worker, asyncio.timeout(20):
+        while worker._listening is None:
+            await asyncio.sleep(0.01)
         worker._listening = Broken()
         ready = await ask("/readyz")
 

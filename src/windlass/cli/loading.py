@@ -73,11 +73,11 @@ def load_lasting_app(application: str | None) -> App:
     return app
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
+def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
     """Run a coroutine, on uvloop where that is installed.
 
-    A handler that ignores its cancellation cannot keep the process: it is left behind. A number
-    that the coroutine returns is the exit code then.
+    A handler that ignores its cancellation cannot keep the process: it is left behind, and so are threads
+    that handlers have started, where they may. A number that the coroutine returns is the exit code then.
     """
     factory = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
@@ -90,7 +90,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     if left and loop.run_until_complete(asyncio.wait(left, timeout=LEAVE_AFTER))[1]:
         _leave(result)
     loop.run_until_complete(loop.shutdown_asyncgens())
-    if _has_threads_left():
+    if leaves_threads and _has_threads_left():
         _leave(result)
     loop.close()
     return result
@@ -99,11 +99,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 def _has_threads_left() -> bool:
     """Whether threads that handlers have started go on, for which the interpreter would wait at its end."""
     until = time.monotonic() + LEAVE_AFTER
-    left = [one for one in threading.enumerate() if not one.daemon]
+    ours = (threading.main_thread(), threading.current_thread())
+    left = [one for one in threading.enumerate() if not one.daemon and one not in ours]
     for thread in left:
-        if thread is not threading.main_thread():
-            thread.join(max(0.0, until - time.monotonic()))
-    return any(one.is_alive() for one in left if one is not threading.main_thread())
+        thread.join(max(0.0, until - time.monotonic()))
+    return any(thread.is_alive() for thread in left)
 
 
 def _leave(result: object) -> None:

@@ -52,7 +52,7 @@ def _with_worker_options(function: Any) -> Any:
 def worker(application: str, **options: Any) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it, a second one insists."""
     reap_left_over()
-    sys.exit(run(_work(load_app(application), **options)))
+    sys.exit(run(_work(load_app(application), **options), leaves_threads=True))
 
 
 @click.command()
@@ -66,7 +66,7 @@ def up(application: str | None, **options: Any) -> None:
         click.echo(
             "no APP given: the worker knows no task; try: windlass up package.module:name", err=True
         )
-    sys.exit(run(_work(app, **options)))
+    sys.exit(run(_work(app, **options), leaves_threads=True))
 
 
 async def _work(

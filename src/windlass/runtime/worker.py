@@ -137,9 +137,7 @@ class Worker:
         if other_types or not types_apart:
             self._add_room(other_types, concurrency=options.concurrency, buffer=options.buffer)
         if types_apart:
-            self._add_room(
-                types_apart, concurrency=options.processes.size, buffer=options.buffer
-            )
+            self._add_room(types_apart, concurrency=options.processes.size, buffer=options.buffer)
         self._slots, self._fetcher = self._all_slots[0], self._fetchers.fetchers[0]
         self._slots.beside = self._all_slots[-1]
         self._all_slots[-1].beside = self._slots
