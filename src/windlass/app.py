@@ -294,8 +294,11 @@ class App(TaskSet):
         cancellation = checked_cancellation(reason, by)
         wanted = task_filter(filters, everything=everything)
         checked_flag("dry_run", dry_run)
+        report = CancelReport()
         async with self.using() as client:
-            return await client.cancel_all(wanted, cancellation, dry_run=dry_run)
+            async for answer in client.cancel_all(wanted, cancellation, dry_run=dry_run):
+                report.add(*answer)
+        return report
 
     def cancel_tasks_sync(
         self, reason: str = "cancelled on request", **options: Unpack[CancelOptions]

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Handle, TaskCancelled, TaskState
-from windlass.client import CancelReport, cancelling
+from windlass.client import CancelReport, cancelling, finding
 from windlass.model.errors import StoreBusy
 from windlass.model.task import CancelAnswer, ClaimRequest, TaskFilter, TaskPage
 
@@ -128,7 +129,7 @@ async def test_everything_is_cancelled_if_that_is_said(app: App) -> None:
 async def test_tasks_are_found_in_pages_of_a_bounded_size(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "PAGE", 5)
+    monkeypatch.setattr(finding, "PAGE", 5)
     store = await app.store()
     read, limits = store.tasks, []
 
@@ -145,29 +146,91 @@ async def test_tasks_are_found_in_pages_of_a_bounded_size(
     assert set(limits) == {5}
 
 
-async def test_one_that_cannot_be_cancelled_does_not_keep_the_others(
+async def test_many_are_cancelled_in_batches_and_told_of_in_their_order(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles = [await app.enqueue("work") for _ in range(3)]
+    monkeypatch.setattr(cancelling, "BATCH", 5)
     store = await app.store()
-    cancel, error = store.cancel, StoreBusy("somebody holds it")
+    cancel, sizes = store.cancel_many, []
 
-    async def refuse_one(task_id: uuid.UUID, reason: str) -> CancelAnswer:
-        if str(task_id) == handles[1].id:
-            raise error
-        return await cancel(task_id, reason)
+    async def cancel_many(task_ids: Sequence[uuid.UUID], reason: str) -> list[CancelAnswer]:
+        sizes.append(len(task_ids))
+        return await cancel(task_ids, reason)
 
-    monkeypatch.setattr(store, "cancel", refuse_one)
+    monkeypatch.setattr(store, "cancel_many", cancel_many)
+    handles = [await app.enqueue("work") for _ in range(12)]
+
     report = await app.cancel_tasks(type="work")
 
-    assert sorted(report.cancelled) == ids([handles[0], handles[2]])
-    assert report.refused == {handles[1].id: error}
+    assert report.cancelled == ids(handles)[::-1]
+    assert sizes == [5, 5, 2]
+
+
+async def test_tasks_that_are_held_keep_no_others_and_are_waited_for_together(
+    database_url: str, sql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancelling, "HELD_WITHIN", 0.5)
+    monkeypatch.setattr(cancelling, "BATCH", 3)
+    async with App(database_url) as app:
+        handles = [await app.enqueue("work") for _ in range(20)]
+        held, others = handles[::2], handles[1::2]
+        connection = await asyncpg.connect(sql_url)
+        async with connection.transaction():
+            await connection.execute(
+                "SELECT FROM windlass.ready WHERE task_id = ANY ($1) FOR UPDATE", ids(held)
+            )
+
+            async with asyncio.timeout(4.0):  # and not half a second for each
+                report = await app.cancel_tasks(type="work")
+        await connection.close()
+        again = await app.cancel_tasks(type="work")
+
+    assert sorted(report.cancelled) == ids(others)
+    assert sorted(report.refused) == ids(held)
+    for task_id, error in report.refused.items():
+        assert isinstance(error, StoreBusy)
+        assert str(error).startswith(f"task {task_id} is held by a transaction")
+    assert sorted(again.cancelled) == ids(held)
+
+
+async def test_a_task_that_is_let_go_in_time_is_cancelled(database_url: str, sql_url: str) -> None:
+    async with App(database_url) as app:
+        handle = await app.enqueue("work")
+        connection = await asyncpg.connect(sql_url)
+        holding = connection.transaction()
+        await holding.start()
+        await connection.execute("SELECT FROM windlass.ready FOR UPDATE")
+
+        cancelling_it = asyncio.create_task(app.cancel_tasks(type="work"))
+        await asyncio.sleep(0.5)
+        assert not cancelling_it.done()
+        await holding.rollback()
+
+        assert await cancelling_it == CancelReport(cancelled=[handle.id])
+        await connection.close()
+
+
+async def test_a_table_that_is_held_for_a_moment_refuses_nothing(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await app.enqueue("work")
+    store = await app.store()
+    cancel, busy = store.cancel_many, [StoreBusy("somebody holds a table")]
+
+    async def cancel_many(task_ids: Sequence[uuid.UUID], reason: str) -> list[CancelAnswer]:
+        if busy:
+            raise busy.pop()
+        return await cancel(task_ids, reason)
+
+    monkeypatch.setattr(store, "cancel_many", cancel_many)
+
+    assert await app.cancel_tasks(type="work") == CancelReport(cancelled=[handle.id])
 
 
 async def test_a_filter_finds_every_task_though_some_move_between_two_pages(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cancelling, "PAGE", 5)
+    monkeypatch.setattr(finding, "PAGE", 5)
     async with App(database_url) as app:
         store = await app.store()
         enqueued = [await app.enqueue("work") for _ in range(20)]

@@ -219,6 +219,20 @@ def test_a_dry_run_of_a_task_that_is_not_there_fails_as_the_real_one_would(windl
     assert "is not known" in done.stderr
 
 
+@pytest.mark.parametrize("verb", [("cancel",), ("change", "--priority", "high"), ("retry",)])
+def test_one_that_is_refused_keeps_no_others_and_each_is_told_of_once(
+    windlass: Run, tasks: Tasks, verb: tuple[str, ...]
+) -> None:
+    unknown = str(uuid.UUID(int=1))
+    fitting = tasks.dead if verb == ("retry",) else tasks.pending
+
+    done = windlass("tasks", *verb, unknown, fitting, fitting, code=1)
+
+    assert list(lines(done)) == [fitting]
+    assert done.stdout.count("\n") == 1
+    assert done.stderr.startswith(f"{unknown} task {unknown} is not known")
+
+
 def test_pausing_and_resuming_say_what_they_did(windlass: Run, tasks: Tasks) -> None:
     assert windlass("queues", "pause", "mail").stdout == (
         "queue 'mail' is paused; what runs goes on\n"

@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 import windlass
+from architecture.plan_costs import Subject
 from windlass.model.task import TaskFilter, TaskPage, TaskState
 from windlass.store.postgres.listing import Listing
 from windlass.store.sqlfiles import SqlFiles
@@ -145,6 +146,24 @@ async def test_a_page_reads_what_it_shows_or_a_bounded_part_by_an_index(
                 assert not is_whole, (wanted, node["Relation Name"])
                 assert "Bitmap" not in kind, wanted
                 assert "Sort" not in kind or node["Actual Rows"] <= 2000, wanted
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_what_workers_hold_is_found_by_their_claims(
+    subject: Subject, analyzed: bool, plans: str
+) -> None:
+    """And not among all tasks there are, each compared with each that is held."""
+    await subject.fill(20_000)
+    await subject.claim(500)
+    if analyzed:
+        await subject.analyze()
+    await subject.connection.execute(f"SET plan_cache_mode = {plans}")
+
+    page, probe = await look(subject.connection, of(TaskState.CLAIMED))
+
+    assert len(page.records) == LIMIT
+    assert probe.rows["task"] <= 500
 
 
 def test_the_view_of_all_tasks_is_asked_for_one_task_only() -> None:

@@ -1,6 +1,7 @@
 """What a call reads depends on what it is asked for, not on how much there is."""
 
 from datetime import timedelta
+from unittest.mock import ANY
 from uuid import uuid4
 
 import pytest
@@ -260,6 +261,57 @@ async def test_an_expiry_reads_what_it_looks_at(
     assert subject.rows("expiry") <= 4 * 1000
     assert subject.rows("task") <= 6 * 1000
     assert subject.buffers < 500 + 50 * 1000
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_cancelling_many_reads_what_it_cancels(subject: Subject, analyzed: bool) -> None:
+    await subject.fill(100_000)
+    await subject.connection.execute(
+        "INSERT INTO windlass.cancel_request (task_id, reason, requested_at) "
+        "SELECT gen_random_uuid(), '', now() FROM generate_series(1, 20000)"
+    )
+    await subject.connection.execute(
+        "INSERT INTO windlass.attempt (task_id, generation, attempt, ended_at, error) "
+        "SELECT gen_random_uuid(), 1, 1, now(), '{}' FROM generate_series(1, 20000)"
+    )
+    if analyzed:
+        await subject.analyze()
+    held = await subject.claim(100)
+    waiting = await subject.connection.fetch("SELECT task_id FROM windlass.ready LIMIT 300")
+    ids = [row[0] for row in waiting] + [task.id for task in held.tasks]
+    ids += [uuid4() for _ in range(100)]
+    subject.start_measuring()
+
+    await subject.store.cancel_many(ids, "no need")
+
+    assert subject.rows("task") <= 4 * 500
+    assert subject.rows("ready") <= 4 * 500
+    assert subject.rows("cancel_request") <= 2 * 500
+    assert subject.rows("attempt") <= 500
+    assert subject.buffers < 500 + 60 * 500
+
+
+@pytest.mark.parametrize("retried", [0, 500])
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_burying_what_is_ready_looks_at_so_many(
+    subject: Subject, analyzed: bool, retried: int
+) -> None:
+    if retried:
+        await subject.fill(retried)
+        held = await subject.claim(retried)
+        await subject.store.settle(settlements(held, Outcome.RETRIED))
+    await subject.fill(50_000)
+    await subject.store.stop_retries("resize", "stop")
+    if analyzed:
+        await subject.analyze()
+    subject.start_measuring()
+
+    assert await subject.store.bury_ready("resize", 1000) == (retried, ANY)
+
+    assert subject.rows("ready") <= 10_000 + 2 * retried
+    assert subject.rows("task") <= 2 * retried
+    assert subject.rows("attempt") <= 3 * retried
+    assert subject.buffers < 10_500 + 80 * retried
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

@@ -337,6 +337,12 @@ class StoreMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject, reason: str) -> None:
         self._cancel(self._draw_task(data, TaskState.CLAIMED, TaskState.RUNNING), reason)
 
+    @command(1, reason=st.sampled_from(["too late", "too early"]))
+    def cancel_many(self, data: st.DataObject, reason: str) -> None:
+        task_ids = data.draw(st.lists(st.sampled_from(self.known), max_size=4))
+        self.same(lambda store: store.cancel_many(task_ids, reason))
+        self.same(lambda store: store.requested_cancellations(self.known))
+
     def _draw_task(self, data: st.DataObject, *states: TaskState) -> UUID:
         """Draw mostly from the tasks in these states, sometimes from all that were ever known."""
         fitting = [each for each, task in self.model._tasks.items() if task.status in states]

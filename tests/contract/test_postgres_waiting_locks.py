@@ -185,6 +185,125 @@ async def test_of_two_cancels_the_second_waits_and_answers_by_what_became_of_the
     assert (await store.get(task_id)).last_error == ("second" if undone else "first")
 
 
+# Many at once
+
+
+@pytest.mark.parametrize("undone", [False, True])
+@pytest.mark.parametrize("holds", ["cancel", "change", "claim", "promotion", "row"])
+async def test_of_many_what_somebody_holds_is_gone_round_and_found_later(
+    store: PostgresStore, sessions: Sessions, holds: str, undone: bool
+) -> None:
+    delay = 60.0 if holds == "promotion" else 0.0
+    (task_id,) = await add(store, delay=delay)
+    await sessions.advance(timedelta(seconds=61))
+    holding = await sessions.begin()
+    match holds:
+        case "cancel" | "change":
+            await take(holding.store, task_id, holds)
+        case "claim":
+            await claim(holding.store)
+        case "promotion":
+            assert await holding.store.promote(100) == 1
+        case _:
+            await holding.lock_task(task_id)
+    others = [*await add(store, 2), *await add(store, delay=60.0)]
+
+    async with asyncio.timeout(AT_ONCE):
+        answers = await store.cancel_many([others[0], task_id, *others[1:]], "no need")
+
+    assert answers == [CancelAnswer.CANCELLED, CancelAnswer.HELD, *[CancelAnswer.CANCELLED] * 2]
+    assert [await sessions.places(other) for other in others] == [["history"]] * 3
+    await (holding.rollback() if undone else holding.commit())
+    (answer,) = await store.cancel_many([task_id], "no need")
+    expected = {"claim": CancelAnswer.REQUESTED, "cancel": CancelAnswer.ENDED}
+    assert answer is (CancelAnswer.CANCELLED if undone else expected.get(holds, answer.CANCELLED))
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_of_many_one_that_somebody_asks_to_cancel_keeps_no_other(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    asked, other = await add(store, 2)
+    await claim(store)
+    (waiting,) = await add(store)
+    asking = await sessions.begin()
+    await asking.store.cancel(asked, "first")
+
+    async with asyncio.timeout(AT_ONCE):
+        answers = await store.cancel_many([asked, other, waiting], "second")
+
+    assert answers == [CancelAnswer.HELD, CancelAnswer.REQUESTED, CancelAnswer.CANCELLED]
+    await (asking.rollback() if undone else asking.commit())
+    assert await store.cancel_many([asked], "second") == [CancelAnswer.REQUESTED]
+    reasons = {asked: "second" if undone else "first", other: "second"}
+    assert await store.requested_cancellations([asked, other, waiting]) == reasons
+
+
+async def test_of_many_one_that_moves_meanwhile_is_known_and_to_be_asked_for_again(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    (claimed,) = await add(store)
+    await claim(store)
+    (moving,) = await add(store, delay=60.0)
+    await sessions.advance(timedelta(seconds=61))
+    pause = await sessions.pause("cancel_request", "INSERT")
+
+    call = store.cancel_many([claimed, moving], "no need")
+    cancelling = await sessions.blocked(call, by=pause)
+    assert await store.promote(100) == 1
+    assert await granted(store) == [moving]
+    await pause.commit()
+
+    assert await cancelling == [CancelAnswer.REQUESTED, CancelAnswer.HELD]
+    assert await store.cancel_many([moving], "no need") == [CancelAnswer.REQUESTED]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_request_for_one_of_many_is_not_for_a_later_generation(
+    store: PostgresStore, sessions: Sessions, number: int
+) -> None:
+    task_id, *others = await add(store, number)
+    held = await claim(store)
+    pause = await sessions.pause("cancel_request", "INSERT", "NEW.reason = 'no need'")
+
+    call = store.cancel_many([task_id, *others], "no need")
+    cancelling = await sessions.blocked(call, by=pause)
+    await store.settle(settlements(held, Outcome.DEAD)[:1])
+    await store.retry(task_id)
+    assert await granted(store) == [task_id]
+    await pause.commit()
+
+    # Whoever has reopened it may not have wanted that; whoever asks again does.
+    assert await cancelling == [CancelAnswer.HELD, *[CancelAnswer.REQUESTED] * len(others)]
+    assert await store.requested_cancellations([task_id]) == {}
+    assert await store.cancel_many([task_id], "again") == [CancelAnswer.REQUESTED]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_a_cancel_whose_task_is_reopened_meanwhile_looks_again(
+    store: PostgresStore, sessions: Sessions, is_claimed: bool
+) -> None:
+    (task_id,) = await add(store)
+    held = await claim(store)
+    pause = await sessions.pause("cancel_request", "INSERT", "NEW.reason = 'no need'")
+
+    cancelling = await sessions.blocked(store.cancel(task_id, "no need"), by=pause)
+    await store.settle(settlements(held, Outcome.DEAD))
+    await store.retry(task_id)
+    if is_claimed:
+        assert await granted(store) == [task_id]
+    await pause.commit()
+
+    assert await cancelling is (CancelAnswer.REQUESTED if is_claimed else CancelAnswer.CANCELLED)
+    assert await sessions.places(task_id) == (["claim"] if is_claimed else ["history"])
+
+
+async def test_many_are_cancelled_into_places_that_were_not_there(store: PostgresStore) -> None:
+    ids = await add(store, 2, retention=timedelta(days=400))
+
+    assert await store.cancel_many(ids, "no need") == [CancelAnswer.CANCELLED] * 2
+
+
 # Promotion against cancel and change
 
 

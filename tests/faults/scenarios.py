@@ -355,6 +355,14 @@ async def cancel_a_claimed_task(scene: Scene) -> Call:
     return lambda store, again: store.cancel(task_id, "no more")
 
 
+@scenario("cancel_many", if_done=[CancelAnswer.ENDED, CancelAnswer.ENDED, CancelAnswer.REQUESTED])
+async def cancel_many(scene: Scene) -> Call:
+    (claimed,) = await scene.add()
+    await scene.claim()
+    ids = [*await scene.add(2), claimed]
+    return lambda store, again: store.cancel_many(ids, "no more")
+
+
 @scenario("change")
 async def change(scene: Scene) -> Call:
     (task_id,) = await scene.add()
@@ -385,6 +393,15 @@ async def bury_retries(scene: Scene) -> Call:
     await scene.around.settle(settlements(claim, Outcome.RETRIED, delay=3600.0))
     await scene.around.stop_retries("resize", "stop")
     return lambda store, again: store.bury_retries("resize", 10)
+
+
+@scenario("bury_ready", if_done=ANYTHING)
+async def bury_ready(scene: Scene) -> Call:
+    await scene.add(2)
+    claim = await scene.claim()
+    await scene.around.settle(settlements(claim, Outcome.RETRIED))
+    await scene.around.stop_retries("resize", "stop")
+    return lambda store, again: store.bury_ready("resize", 10)
 
 
 @scenario("find_dead")

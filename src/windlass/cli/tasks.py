@@ -1,23 +1,24 @@
 """Commands on tasks: to look at them, and to act on what is found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
-from uuid import UUID
+from typing import Any, TypeVar
 
 import click
 import msgspec
 
 from windlass.app import App
-from windlass.cli.bulk import Verb, act_on, say_nothing_fits
 from windlass.cli.caller import caller
 from windlass.cli.loading import app_option, json_option, load_lasting_app, run
 from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
 from windlass.cli.printing import legible, print_json, print_table
 from windlass.client import (
-    CancelReport,
-    Handle,
+    CANCELS,
+    CHANGES,
+    RETRIES,
+    Answers,
+    Chosen,
+    Client,
     checked_cancellation,
     checked_change,
     checked_id,
@@ -26,9 +27,8 @@ from windlass.model.errors import ConfigurationError, WindlassError
 from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
 from windlass.registry import checked_name
 
-WAITING = (TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING)
-CANCELLABLE = (*WAITING, TaskState.CLAIMED, TaskState.RUNNING)
-UNSUCCESSFUL = (TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED)
+A = TypeVar("A")
+
 BECAME = {
     CancelAnswer.CANCELLED: "cancelled",
     CancelAnswer.REQUESTED: "asked to stop; its worker ends it",
@@ -213,51 +213,26 @@ def _bulk(function: Any) -> Any:
 @_bulk
 @single_option("--reason", default="cancelled on request", show_default=True)
 @single_option("--by", help="Who asks for it.  [default: you, as user@host]")
-def cancel_tasks(
-    reason: str,
-    by: str | None,
-    application: str | None,
-    task_ids: Sequence[str],
-    dry_run: bool,
-    **filters: Any,
-) -> None:
+def cancel_tasks(reason: str, by: str | None, dry_run: bool, **what: Any) -> None:
     """Cancel tasks, by id or by filter: waiting ones at once, others by asking their worker."""
     wanted = checked_cancellation(reason, caller() if by is None else by)
-    chosen = _chosen(task_ids, filters)
 
-    async def cancel(app: App) -> CancelReport:
-        async with app:
-            ids = chosen if isinstance(chosen, TaskFilter) else [checked_id(one) for one in chosen]
-            client = await app.client()
-            tell = partial(_tell_of_cancelled, WOULD_BE if dry_run else BECAME)
-            return await client.cancel_all(ids, wanted, dry_run=dry_run, tell=tell)
+    def cancel(client: Client, chosen: Chosen) -> Answers[CancelAnswer]:
+        return client.cancel_all(chosen, wanted, dry_run=dry_run)
 
-    report = run(cancel(load_lasting_app(application)))
-    if isinstance(chosen, TaskFilter) and report == CancelReport():
-        say_nothing_fits(chosen.statuses or CANCELLABLE)
-    if report.refused:
-        raise click.exceptions.Exit(1)
-
-
-def _tell_of_cancelled(
-    said: Mapping[CancelAnswer, str], task_id: UUID, answer: CancelAnswer | WindlassError
-) -> None:
-    if isinstance(answer, CancelAnswer):
-        click.echo(f"{task_id} {said[answer]}")
-    else:
-        click.echo(f"{task_id} {answer}", err=True)
+    said = WOULD_BE if dry_run else BECAME
+    _act(cancel, said.__getitem__, tuple(CANCELS), **what)
 
 
 @tasks.command("retry")
 @_bulk
-def retry_tasks(**what: Any) -> None:
+def retry_tasks(dry_run: bool, **what: Any) -> None:
     """Reopen failed, dead or cancelled tasks, by id or by filter."""
 
-    async def retry(_: App, handle: Handle) -> str:
-        await handle.retry()
-        return "reopened"
+    def retry(client: Client, chosen: Chosen) -> Answers[str]:
+        return client.retry_all(chosen, dry_run=dry_run)
 
-    _act(Verb(dict.fromkeys(UNSUCCESSFUL, "reopened"), retry), **what)
+    _act(retry, _would_be if dry_run else str, tuple(RETRIES), **what)
 
 
 @tasks.command("change")
@@ -267,7 +242,12 @@ def retry_tasks(**what: Any) -> None:
 @single_option("--at", metavar="TIME")
 @single_option("--delay", type=float, metavar="SECONDS")
 def change_tasks(
-    priority: str | None, queue: str | None, at: str | None, delay: float | None, **what: Any
+    priority: str | None,
+    queue: str | None,
+    at: str | None,
+    delay: float | None,
+    dry_run: bool,
+    **what: Any,
 ) -> None:
     """Change waiting tasks, by id or by filter."""
     if priority is None and queue is None and at is None and delay is None:
@@ -280,22 +260,55 @@ def change_tasks(
         delay=delay,
     )
 
-    async def change(app: App, handle: Handle) -> str:
-        await (await app.client()).change(UUID(handle.id), wanted)
-        return "changed"
+    def change(client: Client, chosen: Chosen) -> Answers[str]:
+        return client.change_all(chosen, wanted, dry_run=dry_run)
 
-    _act(Verb(dict.fromkeys(WAITING, "changed"), change), **what)
+    _act(change, _would_be if dry_run else str, tuple(CHANGES), **what)
 
 
-def _chosen(task_ids: Sequence[str], filters: Mapping[str, Any]) -> Sequence[str] | TaskFilter:
-    if bool(task_ids) == any(filters.values()):
-        raise ConfigurationError("name tasks either by id or by filter")
-    return task_ids or task_filter(**filters)
+def _would_be(said: str) -> str:
+    return f"would be {said}"
 
 
 def _act(
-    verb: Verb, *, application: str | None, task_ids: Sequence[str], dry_run: bool, **wanted: Any
+    do: Callable[[Client, Chosen], Answers[A]],
+    say: Callable[[A], str],
+    meant: Sequence[TaskState],
+    *,
+    application: str | None,
+    task_ids: Sequence[str],
+    **filters: Any,
 ) -> None:
-    chosen = _chosen(task_ids, wanted)
-    if run(act_on(load_lasting_app(application), verb, chosen, dry_run=dry_run)):
+    """Do it to the tasks that were named, and print what became of each."""
+    chosen = _chosen(task_ids, filters)
+    done, refused = run(_print_answers(load_lasting_app(application), do, say, chosen))
+    if isinstance(chosen, TaskFilter) and not done + refused:
+        states = " or ".join(chosen.statuses or meant)
+        click.echo(f"no task that is {states} fits the filter", err=True)
+    if refused:
         raise click.exceptions.Exit(1)
+
+
+def _chosen(task_ids: Sequence[str], filters: Mapping[str, Any]) -> Chosen:
+    if bool(task_ids) == any(filters.values()):
+        raise ConfigurationError("name tasks either by id or by filter")
+    return [checked_id(one) for one in task_ids] if task_ids else task_filter(**filters)
+
+
+async def _print_answers(
+    app: App,
+    do: Callable[[Client, Chosen], Answers[A]],
+    say: Callable[[A], str],
+    chosen: Chosen,
+) -> tuple[int, int]:
+    """Return how many were done, and how many refused."""
+    done = refused = 0
+    async with app:
+        async for task_id, answer in do(await app.client(), chosen):
+            if isinstance(answer, WindlassError):
+                refused += 1
+                click.echo(f"{task_id} {answer}", err=True)
+            else:
+                done += 1
+                click.echo(f"{task_id} {say(answer)}")
+    return done, refused

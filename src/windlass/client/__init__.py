@@ -13,13 +13,8 @@ from windlass.client.asking import (
     new_task_id,
     new_task_ids,
 )
-from windlass.client.cancelling import (
-    CancelOptions,
-    CancelReport,
-    TaskFilters,
-    find_all,
-    task_filter,
-)
+from windlass.client.bulk import CHANGES, RETRIES, Answers, Chosen
+from windlass.client.cancelling import CANCELS, CancelOptions, CancelReport
 from windlass.client.dead import (
     DeadFilters,
     DeadLetters,
@@ -28,15 +23,21 @@ from windlass.client.dead import (
     dead_filter,
     replay_rule,
 )
+from windlass.client.finding import TaskFilters, task_filter
 from windlass.client.replaying import ReplayPlan, ReplayReport, checked_plan
 from windlass.client.tasks import Task, TaskSet
 from windlass.client.verbs import Client, Handle
 
 __all__ = [
+    "CANCELS",
+    "CHANGES",
     "NOT_BUILT",
+    "RETRIES",
+    "Answers",
     "Call",
     "CancelOptions",
     "CancelReport",
+    "Chosen",
     "Client",
     "DeadFilters",
     "DeadLetters",
@@ -57,7 +58,6 @@ __all__ = [
     "checked_time",
     "dead_filter",
     "enqueue_options",
-    "find_all",
     "new_task_id",
     "new_task_ids",
     "replay_rule",

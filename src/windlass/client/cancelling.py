@@ -1,60 +1,38 @@
-"""Cancel many tasks, named by id or by filter; or only say what would become of each."""
+"""Cancel many tasks, and report what became of each."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Protocol, TypedDict
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 from uuid import UUID
 
-from windlass.client.asking import checked_time
-from windlass.model.cancellation import Cancellation
-from windlass.model.errors import ConfigurationError, StoreBusy, TaskNotFound, WindlassError
-from windlass.model.limits import shown
-from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
-from windlass.registry import checked_flag, checked_name
+from windlass.client.bulk import Answers, Verb
+from windlass.client.finding import TaskFilters
+from windlass.model.errors import StoreBusy, TaskNotFound, WindlassError
+from windlass.model.task import CancelAnswer, TaskState
+from windlass.service import backoff
 
-PAGE = 500  # tasks found at once
+BATCH = 500  # tasks cancelled at once
+HELD_WITHIN = 5.0  # seconds; whoever holds a task for longer is told of
+LONGEST_PAUSE = 0.5  # seconds between two looks at what is held
 
-Tell = Callable[[UUID, CancelAnswer | WindlassError], None]
-
-FORESEEN: Mapping[TaskState, CancelAnswer] = {
+CANCELS: Mapping[TaskState, CancelAnswer] = {
     TaskState.SCHEDULED: CancelAnswer.CANCELLED,
     TaskState.BLOCKED: CancelAnswer.CANCELLED,
     TaskState.PENDING: CancelAnswer.CANCELLED,
     TaskState.CLAIMED: CancelAnswer.REQUESTED,
     TaskState.RUNNING: CancelAnswer.REQUESTED,
-}  # what becomes of tasks that can be cancelled
+}
 
 
-class FindStore(Protocol):
-    """How tasks are found."""
-
-    async def tasks(self, wanted: TaskFilter) -> TaskPage:
-        """List a page of tasks, as they are at one moment."""
-
-    async def now(self) -> datetime:
-        """Return the store's time."""
-
-
-class CancelStore(FindStore, Protocol):
+class CancelStore(Protocol):
     """What cancelling needs."""
 
-    async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
-        """End a waiting task at once; ask the worker of a claimed one; raise `TaskNotFound`."""
-
-    async def get(self, task_id: UUID) -> TaskRecord:
-        """Return the whole task or raise `TaskNotFound`."""
-
-
-class TaskFilters(TypedDict, total=False):
-    """How tasks are searched, for type checkers."""
-
-    type: str | None
-    queue: str | None
-    tag: str | None
-    status: str | Collection[str] | None
-    created_from: datetime | None
-    created_until: datetime | None
+    async def cancel_many(self, task_ids: Sequence[UUID], reason: str) -> list[CancelAnswer]:
+        """Cancel tasks in one transaction, and answer in order."""
 
 
 class CancelOptions(TaskFilters, total=False):
@@ -83,105 +61,53 @@ class CancelReport:
                 self.requested.append(str(task_id))
             case CancelAnswer.ENDED:
                 self.ended.append(str(task_id))
-            case error:
+            case WindlassError() as error:
                 self.refused[str(task_id)] = error
 
 
-def task_filter(filters: TaskFilters, *, everything: bool) -> TaskFilter:
-    """Check which tasks are meant; all of them only if that was said."""
-    for name in filters:
-        if name not in TaskFilters.__annotations__:
-            known = ", ".join(TaskFilters.__annotations__)
-            raise ConfigurationError(f"filter '{name}' is not known; filters are: {known}")
-    kind, queue, tag = (filters.get(name) for name in ("type", "queue", "tag"))
-    since, until = filters.get("created_from"), filters.get("created_until")
-    wanted = TaskFilter(
-        statuses=_checked_statuses(filters.get("status")),
-        type=None if kind is None else checked_name("type", kind),
-        queue=None if queue is None else checked_name("queue", queue),
-        tag=None if tag is None else checked_name("tag", tag),
-        created_from=None if since is None else checked_time("created_from", since),
-        created_until=None if until is None else checked_time("created_until", until),
-    )
-    if checked_flag("everything", everything) != (wanted == TaskFilter()):
-        raise ConfigurationError(
-            "everything=True excludes a filter; leave one of them out"
-            if everything
-            else "no filter was given; say which tasks with type, queue, tag, status, created_from "
-            "or created_until, or say everything=True"
-        )
-    return wanted
+def cancelling(store: CancelStore, reason: str) -> Verb[CancelAnswer]:
+    """Return what cancels tasks for this reason."""
+    return Verb(CANCELS, partial(_cancel, store, reason), otherwise=CancelAnswer.ENDED)
 
 
-def _checked_statuses(value: Any) -> tuple[TaskState, ...]:
-    given = () if value is None else (value,) if isinstance(value, str) else value
+async def _cancel(store: CancelStore, reason: str, chosen: Sequence[UUID]) -> Answers[CancelAnswer]:
+    """Cancel many at once; what is held is asked for again after all others, all of it together."""
+    left, turn, until = chosen, 0, math.inf
+    while left:
+        is_last = time.monotonic() >= until
+        held: list[UUID] = []
+        for start in range(0, len(left), BATCH):
+            batch = left[start : start + BATCH]
+            for task_id, answer in zip(batch, await _ask(store, batch, reason), strict=True):
+                if answer is CancelAnswer.HELD and not is_last:
+                    held.append(task_id)
+                else:
+                    yield task_id, _told(task_id, answer)
+        if turn == 0:
+            until = time.monotonic() + HELD_WITHIN
+        elif held:  # the first time at once: most were moved, and not held
+            await asyncio.sleep(backoff(turn, longest=LONGEST_PAUSE))
+        left, turn = held, turn + 1
+
+
+async def _ask(store: CancelStore, batch: Sequence[UUID], reason: str) -> list[CancelAnswer]:
     try:
-        return tuple(TaskState(one) for one in given)
-    except (ValueError, TypeError):
-        known = ", ".join(TaskState)
-        raise ConfigurationError(
-            f"status {shown(value)}: use one of {known}, or a list of them"
-        ) from None
+        return await store.cancel_many(batch, reason)
+    except StoreBusy:  # something else of one of them is held, or a table
+        if len(batch) == 1:
+            return [CancelAnswer.HELD]
+    middle = len(batch) // 2
+    return [
+        *(await _ask(store, batch[:middle], reason)),
+        *(await _ask(store, batch[middle:], reason)),
+    ]
 
 
-async def find_all(store: FindStore, wanted: TaskFilter) -> dict[UUID, TaskState]:
-    """Find every task of a filter, before anything is done to them, page by page.
-
-    A task that moves from one place to another between two pages may be on both, or on none: all of
-    them are read again until no task turns up that was there before.
-    """
-    begun = await store.now()
-    found: dict[UUID, TaskState] = {}
-    while True:
-        new = [
-            (UUID(record.id), record.status, record.created_at)
-            async for record in _pages(store, wanted)
-            if UUID(record.id) not in found
-        ]
-        found |= {task_id: status for task_id, status, _ in new}
-        if all(created_at >= begun for _, _, created_at in new):
-            return found
-
-
-async def _pages(store: FindStore, wanted: TaskFilter) -> AsyncIterator[TaskRecord]:
-    after = None
-    while True:
-        page = await store.tasks(replace(wanted, after=after, limit=PAGE))
-        for record in page.records:
-            yield record
-        after = page.rest
-        if after is None:
-            return
-
-
-async def cancel_all(
-    store: CancelStore,
-    chosen: Sequence[UUID] | TaskFilter,
-    wanted: Cancellation,
-    *,
-    dry_run: bool,
-    tell: Tell = lambda _id, _answer: None,
-) -> CancelReport:
-    """Cancel tasks by id, or those of a filter, and tell of each.
-
-    A filter that names no state means those that can be cancelled.
-    """
-    known: Mapping[UUID, TaskState] = {}
-    if isinstance(chosen, TaskFilter):
-        statuses = chosen.statuses or tuple(FORESEEN)
-        known = await find_all(store, replace(chosen, statuses=statuses))
-        chosen = list(known)
-    report = CancelReport()
-    for task_id in dict.fromkeys(chosen):
-        answer: CancelAnswer | WindlassError
-        try:
-            if dry_run:
-                status = known.get(task_id) or (await store.get(task_id)).status
-                answer = FORESEEN.get(status, CancelAnswer.ENDED)
-            else:
-                answer = await store.cancel(task_id, wanted.text)
-        except (TaskNotFound, StoreBusy) as error:  # of this one alone
-            answer = error
-        report.add(task_id, answer)
-        tell(task_id, answer)
-    return report
+def _told(task_id: UUID, answer: CancelAnswer) -> CancelAnswer | WindlassError:
+    match answer:
+        case CancelAnswer.HELD:
+            return StoreBusy.of(task_id)
+        case CancelAnswer.ABSENT:
+            return TaskNotFound.of(task_id)
+        case _:
+            return answer

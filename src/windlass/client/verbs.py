@@ -20,7 +20,8 @@ from windlass.client.asking import (
     distinct_options,
     new_tasks,
 )
-from windlass.client.cancelling import CancelReport, Tell, cancel_all
+from windlass.client.bulk import Answers, Chosen, act_on, changing, retrying
+from windlass.client.cancelling import cancelling
 from windlass.client.dead import DeadClient
 from windlass.client.gathering import Gatherer
 from windlass.client.results import ResultWaiter, Waiting
@@ -43,7 +44,6 @@ from windlass.model.task import (
     Enqueued,
     Fence,
     NewTask,
-    TaskFilter,
     TaskRecord,
     TaskState,
     TypeDefaults,
@@ -266,24 +266,28 @@ class Client:
         """Cancel a task that waits, or ask the worker of one that runs."""
         return await self._store.cancel(task_id, wanted.text)
 
-    async def cancel_all(
-        self,
-        chosen: Sequence[UUID] | TaskFilter,
-        wanted: Cancellation,
-        *,
-        dry_run: bool,
-        tell: Tell = lambda _id, _answer: None,
-    ) -> CancelReport:
-        """Cancel tasks by id, or those of a filter, and tell of each."""
-        return await cancel_all(self._store, chosen, wanted, dry_run=dry_run, tell=tell)
+    def cancel_all(
+        self, chosen: Chosen, wanted: Cancellation, *, dry_run: bool
+    ) -> Answers[CancelAnswer]:
+        """Cancel tasks by id, or those of a filter, and answer for each."""
+        verb = cancelling(self._store, wanted.text)
+        return act_on(self._store, verb, chosen, dry_run=dry_run)
 
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits."""
         await self._store.change(task_id, change)
 
+    def change_all(self, chosen: Chosen, change: Change, *, dry_run: bool) -> Answers[str]:
+        """Change tasks that wait, by id or by filter, and answer for each."""
+        return act_on(self._store, changing(self._store, change), chosen, dry_run=dry_run)
+
     async def retry(self, task_id: UUID) -> None:
         """Reopen an ended, unsuccessful task."""
         await self._store.retry(task_id)
+
+    def retry_all(self, chosen: Chosen, *, dry_run: bool) -> Answers[str]:
+        """Reopen ended, unsuccessful tasks, by id or by filter, and answer for each."""
+        return act_on(self._store, retrying(self._store), chosen, dry_run=dry_run)
 
     async def stop_retries(self, name: str, reason: str) -> int:
         """End failed tasks of a type instead of trying them again, those that wait for it too."""
@@ -292,7 +296,14 @@ class Client:
         buried = 0
         while more := await self._store.bury_retries(name, BURIED_AT_ONCE):
             buried += more
-        return buried
+        # After those that are scheduled, which become ready.
+        after = None
+        while True:
+            part = await self._store.bury_ready(name, BURIED_AT_ONCE, after=after)
+            buried += part.number
+            after = part.rest
+            if after is None:
+                return buried
 
     async def allow_retries(self, name: str) -> bool:
         """Try tasks of a type again; return whether that was stopped."""

@@ -64,6 +64,13 @@ class StoreUnavailable(WindlassError):  # noqa: N818 - the public name is fixed
 class StoreBusy(StoreUnavailable):
     """Somebody else holds what the call needs for longer than it may wait; nothing was done."""
 
+    @classmethod
+    def of(cls, task_id: UUID) -> Self:
+        """Return the error for a task that is held."""
+        return cls(
+            f"task {task_id} is held by a transaction that has not ended; try again when it has"
+        )
+
 
 class WrongState(WindlassError):  # noqa: N818 - the public name is fixed
     """The task is not in a state in which this is possible."""

@@ -208,6 +208,8 @@ class CancelAnswer(StrEnum):
     CANCELLED = "cancelled"
     REQUESTED = "requested"  # its worker was asked
     ENDED = "ended"
+    HELD = "held"  # by somebody else's transaction: nothing was done
+    ABSENT = "absent"  # nobody knows it
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,6 +421,13 @@ class Rescued:
     dead: int = 0
     cancelled: int = 0
     died: tuple[UUID, ...] = ()  # those that are dead by it
+
+
+class Buried(NamedTuple):
+    """A part of the tasks that were ready for another attempt, and will have none."""
+
+    number: int = 0
+    rest: str | None = None  # where the next part goes on, for the store alone; None: that was all
 
 
 class Expired(NamedTuple):

@@ -24,10 +24,18 @@ _SETTLED = frozenset(
 
 MOVES: Mapping[TaskState | None, frozenset[TaskState]] = {
     None: _WAITING,
-    TaskState.SCHEDULED: frozenset({TaskState.PENDING, TaskState.CANCELLED, TaskState.SCHEDULED}),
+    TaskState.SCHEDULED: frozenset(
+        {TaskState.PENDING, TaskState.CANCELLED, TaskState.SCHEDULED, TaskState.DEAD}
+    ),
     TaskState.BLOCKED: frozenset({TaskState.PENDING, TaskState.CANCELLED}),
     TaskState.PENDING: frozenset(
-        {TaskState.CLAIMED, TaskState.CANCELLED, TaskState.SCHEDULED, TaskState.FAILED}
+        {
+            TaskState.CLAIMED,
+            TaskState.CANCELLED,
+            TaskState.SCHEDULED,
+            TaskState.FAILED,
+            TaskState.DEAD,
+        }
     ),
     TaskState.CLAIMED: _SETTLED | {TaskState.RUNNING},
     TaskState.RUNNING: _SETTLED,

@@ -18,6 +18,7 @@ from windlass.model.dead import (
 )
 from windlass.model.task import (
     Answer,
+    Buried,
     CancelAnswer,
     Change,
     ClaimAnswer,
@@ -270,6 +271,12 @@ class OperateStore(Protocol):
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         """End a waiting task at once; ask the worker of a claimed one; raise `TaskNotFound`."""
 
+    async def cancel_many(self, task_ids: Sequence[UUID], reason: str) -> list[CancelAnswer]:
+        """Cancel tasks in one transaction, and answer in order; for unknown ones as well.
+
+        Whoever holds one is gone round: ask again for what is answered as held.
+        """
+
     async def change(self, task_id: UUID, change: Change) -> None:
         """Change a task that waits; raise `WrongState` or `TaskNotFound`."""
 
@@ -280,7 +287,16 @@ class OperateStore(Protocol):
         """End failed attempts of this type as dead from now on, however many are left."""
 
     async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
-        """End up to so many tasks that wait for another attempt, if retries of the type are stopped."""
+        """End up to so many tasks that wait for another attempt, if retries of the type are stopped.
+
+        Those that have become ready for it are left to `bury_ready`.
+        """
+
+    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        """End up to so many tasks that are ready for another attempt, if retries of the type are stopped.
+
+        It looks at a bounded number of tasks, from where a part before it ended.
+        """
 
     async def allow_retries(self, type: str) -> bool:  # noqa: A002
         """Try tasks of this type again; return whether that was stopped."""

@@ -1,10 +1,12 @@
 """Operate in memory: cancel, change, retry, pause."""
 
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
 from windlass.model.errors import WrongState
-from windlass.model.task import ENDS, CancelAnswer, Change, LaneKind, TaskState
+from windlass.model.task import ENDS, Buried, CancelAnswer, Change, LaneKind, TaskState
+from windlass.store.memory.state import TaskEntry
 from windlass.store.memory.tables import MemoryTables, transaction
 
 
@@ -13,7 +15,15 @@ class OperateVerbs(MemoryTables):
 
     @transaction
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
-        task = self._known(task_id)
+        return self._cancel(self._known(task_id), reason)
+
+    @transaction
+    async def cancel_many(self, task_ids: Sequence[UUID], reason: str) -> list[CancelAnswer]:
+        known = {one: self._tasks[one] for one in task_ids if one in self._tasks}
+        answers = {task_id: self._cancel(task, reason) for task_id, task in known.items()}
+        return [answers.get(task_id, CancelAnswer.ABSENT) for task_id in task_ids]
+
+    def _cancel(self, task: TaskEntry, reason: str) -> CancelAnswer:
         if task.status in ENDS:
             return CancelAnswer.ENDED
         if self._take_waiting(task):
@@ -65,19 +75,31 @@ class OperateVerbs(MemoryTables):
     async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
         if type not in self._stopped:
             return 0
-        now = self._clock()
         waiting = [
             task
             for _, task in sorted(self._scheduled.items())
             if task.asked.type == type and task.attempts
         ]
-        for task in waiting[:limit]:
-            self._take_waiting(task)
-            reason = self._stopped[type][1]
-            task.errors[-1]["given_up"] = f"retries of this type are stopped: {reason}"
-            task.settled_by = None
-            self._end(task, TaskState.DEAD, task.errors[-1]["message"], now)
+        self._bury(waiting[:limit], self._stopped[type][1])
         return len(waiting[:limit])
+
+    @transaction
+    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002, ARG002 - what it has passed over is gone
+        if type not in self._stopped:
+            return Buried()
+        lanes = [lane.values() for lane in self._ready.values()]
+        again = [
+            task for tasks in lanes for task in tasks if task.asked.type == type and task.attempts
+        ]
+        self._bury(again[:limit], self._stopped[type][1])
+        return Buried(len(again[:limit]), "the rest" if again[limit:] else None)
+
+    def _bury(self, tasks: Iterable[TaskEntry], reason: str) -> None:
+        now = self._clock()
+        for task in tasks:
+            self._take_waiting(task)
+            task.settled_by = None
+            self._give_up(task, f"retries of this type are stopped: {reason}", now)
 
     @transaction
     async def allow_retries(self, type: str) -> bool:  # noqa: A002

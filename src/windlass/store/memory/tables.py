@@ -156,6 +156,11 @@ class MemoryTables:
         self._tasks[task.id] = entry
         self._place(entry, now)
 
+    def _give_up(self, task: TaskEntry, why: str, now: datetime) -> None:
+        """End a task that waits for another attempt as dead, and say why with its last error."""
+        last = task.errors[-1] = task.errors[-1] | {"given_up": why}
+        self._end(task, TaskState.DEAD, last["message"], now)
+
     def _why_not_again(
         self, task: TaskEntry, max_age: float | None, delay: float, now: datetime
     ) -> str | None:

@@ -1,12 +1,16 @@
 """Operate on PostgreSQL: cancel, change, retry, pause."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from uuid import UUID
 
 from windlass.model.errors import StoreBusy, TaskNotFound, WrongState
-from windlass.model.task import CancelAnswer, Change
+from windlass.model.task import Buried, CancelAnswer, Change
 from windlass.store.postgres.parts import PostgresParts
+
+LOOKS = 10_000  # ready tasks that one statement passes over
+
+_FIRST = (-(2**63), 0, 0)  # the lowest lane there can be, and before all of it
 
 
 class OperateVerbs(PostgresParts):
@@ -22,6 +26,16 @@ class OperateVerbs(PostgresParts):
         if answer is None:
             raise TaskNotFound.of(task_id)
         return CancelAnswer(answer)
+
+    async def cancel_many(self, task_ids: Sequence[UUID], reason: str) -> list[CancelAnswer]:
+        kept = self._options.retention
+        wanted = sorted(set(task_ids))
+        rows = await self._history.with_places(
+            wanted,
+            lambda: self._run.fetch("cancel_tasks", wanted, reason, kept.ended, kept.keys),
+        )
+        answers = {row["task_id"]: CancelAnswer(row["answer"] or "absent") for row in rows}
+        return [answers[task_id] for task_id in task_ids]
 
     async def change(self, task_id: UUID, change: Change) -> None:
         with _held(task_id):
@@ -46,6 +60,15 @@ class OperateVerbs(PostgresParts):
         kept = self._options.retention
         return int(await self._run.fetchval("bury_retries", type, limit, kept.dead, kept.keys))
 
+    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        kept = self._options.retention
+        position = _FIRST if after is None else map(int, after.split(":"))
+        (row,) = await self._run.fetch(
+            "bury_ready", type, *position, LOOKS, limit, kept.dead, kept.keys
+        )
+        buried, *rest = row
+        return Buried(buried, None if rest[0] is None else ":".join(map(str, rest)))
+
     async def allow_retries(self, type: str) -> bool:  # noqa: A002
         return bool(await self._run.fetchval("allow_retries", type))
 
@@ -68,6 +91,4 @@ def _held(task_id: UUID) -> Iterator[None]:
     try:
         yield
     except StoreBusy as error:
-        raise StoreBusy(
-            f"task {task_id} is held by a transaction that has not ended; try again when it has"
-        ) from error
+        raise StoreBusy.of(task_id) from error

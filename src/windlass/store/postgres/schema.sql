@@ -67,6 +67,88 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.bury_ready(stopped text, from_lane bigint, from_x bigint, from_n bigint, max_looks integer, max_tasks integer, dead_retention interval, key_retention interval) RETURNS TABLE(buried integer, next_lane bigint, next_x bigint, next_n bigint)
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    why text;
+    here bigint;
+    after_x xid8 := '0';
+    after_n bigint := 0;
+    is_end boolean;  -- of the lane
+    came_again uuid[];
+    taken uuid[];
+BEGIN
+    buried := 0;
+    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
+    SELECT min(l.lane) INTO here
+    FROM (
+        SELECT k.lane FROM windlass.lane k WHERE k.type = stopped
+        UNION SELECT r.lane FROM windlass.resting_lane r WHERE r.type = stopped
+    ) l
+    WHERE l.lane >= from_lane AND why IS NOT NULL;
+    IF here IS NULL THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF here = from_lane THEN
+        after_x := from_x::text::xid8;
+        after_n := from_n;
+    END IF;
+
+    -- A first attempt is of the first generation: most tasks are passed over without a look at their own rows.
+    WITH seen AS MATERIALIZED (
+        SELECT r.task_id, r.generation, r.x, r.n
+        FROM windlass.ready r
+        WHERE r.lane = here AND (r.x, r.n) > (after_x, after_n)
+        ORDER BY r.lane, r.x, r.n
+        LIMIT max_looks
+    ), counted AS (
+        SELECT s.*, count(*) FILTER (WHERE s.generation > 1) OVER (ORDER BY s.x, s.n) AS found
+        FROM seen s
+    ), page AS (
+        SELECT
+            array_agg(c.task_id) FILTER (WHERE c.generation > 1) AS ids, count(*) AS looks,
+            (array_agg(c.x ORDER BY c.x DESC, c.n DESC))[1] AS x,
+            (array_agg(c.n ORDER BY c.x DESC, c.n DESC))[1] AS n
+        FROM counted c
+        WHERE c.found <= max_tasks
+    )
+    SELECT p.ids, here, p.x::text::bigint, p.n, p.looks < max_looks AND p.looks = (SELECT count(*) FROM seen)
+    INTO came_again, next_lane, next_x, next_n, is_end
+    FROM page p;
+    IF is_end THEN
+        next_lane := here + 1;
+        next_x := 0;
+        next_n := 0;
+    END IF;
+
+    IF came_again IS NOT NULL THEN
+        SELECT array_agg(f.task_id) INTO taken
+        FROM (
+            SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (came_again)
+            ORDER BY r.task_id FOR UPDATE SKIP LOCKED
+        ) f;
+        SELECT array_agg(f.id) INTO taken
+        FROM (
+            SELECT t.id FROM windlass.task t WHERE t.id = ANY (taken) AND t.attempts > 0
+            ORDER BY t.id FOR UPDATE SKIP LOCKED
+        ) f;
+    END IF;
+    IF taken IS NOT NULL THEN
+        DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
+        PERFORM windlass.bury_tasks(taken, why, NULL, dead_retention, key_retention);
+        buried := cardinality(taken);
+    END IF;
+    RETURN NEXT;
+END
+$$;
+
 CREATE FUNCTION windlass.bury_retries(stopped text, max_tasks integer, dead_retention interval, key_retention interval) RETURNS integer
     LANGUAGE plpgsql
     SET enable_seqscan TO 'off'
@@ -76,10 +158,9 @@ CREATE FUNCTION windlass.bury_retries(stopped text, max_tasks integer, dead_rete
     AS $$
 DECLARE
     buried uuid[];
-    at timestamptz;
     why text;
 BEGIN
-    SELECT s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
+    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -95,36 +176,50 @@ BEGIN
             AND t.attempts > 0
         ORDER BY w.task_id
         LIMIT max_tasks
-        FOR UPDATE OF w SKIP LOCKED
+        FOR UPDATE OF w, t SKIP LOCKED
     ) f;
     IF buried IS NULL THEN
         RETURN 0;
     END IF;
     DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (buried);
-    at := windlass.clock();
+    PERFORM windlass.bury_tasks(buried, why, NULL, dead_retention, key_retention);
+    RETURN cardinality(buried);
+END
+$$;
+
+CREATE FUNCTION windlass.bury_tasks(buried uuid[], why text, ended_by uuid, dead_retention interval, key_retention interval) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    at constant timestamptz := windlass.clock();
+BEGIN
     WITH gone AS (
         DELETE FROM windlass.task t WHERE t.id = ANY (buried) RETURNING t.*
     ), kept AS (
         INSERT INTO windlass.dead (
             id, type, queue, status, priority, max_attempts, attempts, generation,
-            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at, token,
             idempotency_key, payload, tags, last_error, errors
         )
         SELECT
             g.id, g.type, g.queue, 'dead', g.priority, g.max_attempts, g.attempts, g.generation,
             g.retention_seconds,
             windlass.drop_day(at, g.retention_seconds, dead_retention, g.idempotency_key, key_retention),
-            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags,
+            g.created_at, g.scheduled_for, at, ended_by, g.idempotency_key, g.payload, g.tags,
             e.errors -> -1 ->> 'message',
-            jsonb_set(e.errors, '{-1,given_up}', to_jsonb('retries of this type are stopped: ' || why))
+            jsonb_set(e.errors, '{-1,given_up}', to_jsonb(why))
         FROM gone g
         CROSS JOIN LATERAL (SELECT windlass.folded_attempts(g.id) AS errors) e
     ), answered AS (
-        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
     )
-    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
     PERFORM windlass.call_back(buried);
-    RETURN cardinality(buried);
 END
 $$;
 
@@ -286,6 +381,123 @@ BEGIN
         RETURN 'ended';
     END IF;
     RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION windlass.cancel_tasks(cancelled uuid[], why text, retention interval, key_retention interval) RETURNS TABLE(task_id uuid, answer text)
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET lock_timeout TO '100ms'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    claimed uuid[];
+    generations integer[];
+    added uuid[] := '{}';  -- requests that are new
+    held uuid[] := '{}';
+    requested uuid[];
+    waiting uuid[];
+    taken uuid[];
+    one uuid;
+    at timestamptz;
+BEGIN
+    SELECT coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.generation), '{}') INTO claimed, generations
+    FROM (
+        SELECT t.id, t.generation
+        FROM windlass.task t
+        WHERE t.id = ANY (cancelled)
+            AND NOT EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = ANY (ARRAY[t.id]))
+            AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = ANY (ARRAY[t.id]))
+        ORDER BY t.id
+    ) c;
+
+    -- First of all: to write a request may mean to wait for somebody who writes one of the same task, and who might
+    -- wait for a row that we hold by then.
+    BEGIN
+        WITH new AS (
+            INSERT INTO windlass.cancel_request (task_id, reason, requested_at)
+            SELECT c.id, why, windlass.clock() FROM unnest(claimed) AS c (id)
+            ON CONFLICT DO NOTHING
+            RETURNING task_id
+        )
+        SELECT coalesce(array_agg(n.task_id), '{}') INTO added FROM new n;
+    EXCEPTION WHEN lock_not_available THEN
+        PERFORM set_config('lock_timeout', '10ms', true);
+        FOREACH one IN ARRAY claimed LOOP
+            IF cardinality(held) >= 10 THEN
+                held := held || one;  -- whoever holds so many may hold them all: the others are not to wait for it
+                CONTINUE;
+            END IF;
+            BEGIN
+                INSERT INTO windlass.cancel_request (task_id, reason, requested_at)
+                VALUES (one, why, windlass.clock())
+                ON CONFLICT DO NOTHING;
+                IF FOUND THEN
+                    added := added || one;
+                END IF;
+            EXCEPTION WHEN lock_not_available THEN
+                held := held || one;
+            END;
+        END LOOP;
+    END;
+    -- A request is for the generation that was seen: another one may run, or wait, by now.
+    SELECT coalesce(array_agg(t.id), '{}') INTO requested
+    FROM unnest(claimed, generations) AS c (id, generation)
+    JOIN windlass.task t ON t.id = ANY (ARRAY[c.id]) AND t.generation = c.generation
+    WHERE c.id <> ALL (held);
+    DELETE FROM windlass.cancel_request q WHERE q.task_id = ANY (added) AND q.task_id <> ALL (requested);
+
+    SELECT coalesce(array_agg(f.task_id), '{}') INTO waiting
+    FROM (
+        SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (cancelled)
+        ORDER BY s.task_id FOR UPDATE SKIP LOCKED
+    ) f;
+    SELECT waiting || coalesce(array_agg(f.task_id), '{}') INTO waiting
+    FROM (
+        SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (cancelled)
+        ORDER BY r.task_id FOR UPDATE SKIP LOCKED
+    ) f;
+    SELECT coalesce(array_agg(f.id), '{}') INTO taken
+    FROM (
+        SELECT t.id FROM windlass.task t WHERE t.id = ANY (waiting)
+        ORDER BY t.id FOR UPDATE SKIP LOCKED
+    ) f;
+    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
+    DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
+    at := windlass.clock();
+    WITH gone AS (
+        DELETE FROM windlass.task t WHERE t.id = ANY (taken) RETURNING t.*
+    ), filed AS (
+        INSERT INTO windlass.history (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            idempotency_key, payload, tags, last_error, errors
+        )
+        SELECT
+            g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
+            g.retention_seconds,
+            windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
+            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
+            windlass.folded_attempts(g.id)
+        FROM gone g
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
+    )
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+
+    RETURN QUERY
+    SELECT c.id, CASE
+        WHEN c.id = ANY (taken) THEN 'cancelled'
+        WHEN c.id = ANY (requested) THEN 'requested'
+        WHEN EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[c.id])) THEN 'held'
+        WHEN EXISTS (SELECT FROM windlass.history h WHERE h.id = ANY (ARRAY[c.id]))
+            OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = ANY (ARRAY[c.id])) THEN 'ended'
+    END
+    FROM unnest(cancelled) AS c (id);
 END
 $$;
 

@@ -191,6 +191,22 @@ class ExpireRules(Steps):
 
         assert await self.expire(store) == 1
 
+    async def test_a_repeated_enqueue_brings_no_time_for_a_task_that_was_reopened_since(
+        self, store: Store
+    ) -> None:
+        task = NewTask(new_id(), "resize", "{}", expires=60.0)
+        await store.enqueue([task])
+        claim, claimed = await self.claim_one(store)
+        await self.settle(store, claim, claimed, Outcome.DEAD)
+        await store.retry(task.id)
+
+        await store.enqueue([task], repeated=True)
+        await self.advance(store, MINUTE + SECOND)
+
+        assert await self.expire(store) == 0
+        _, again = await self.claim_one(store)
+        assert (again.id, again.cancel_reason) == (task.id, None)
+
     async def test_a_second_task_of_a_key_brings_no_time(self, store: Store) -> None:
         first = await self.add(store, idempotency_key="k")
         asked = self.new_task(idempotency_key="k", expires=5.0)

@@ -167,6 +167,71 @@ class CancelRules(Steps):
         with pytest.raises(TaskNotFound):
             await store.cancel(new_id(), "no longer needed")
 
+    async def test_many_are_cancelled_as_each_by_itself(self, store: Store) -> None:
+        ended = [await self.end(store, outcome) for outcome in ENDING]
+        claimed, running = await self.add_many(store, 2)
+        claim = await self.claim(store)
+        await self.start(store, claim, claim.tasks[1])
+        pending = await self.add(store)
+        scheduled = await self.add(store, delay=60.0)
+        before = [await store.get(task_id) for task_id in ended]
+
+        answers = await store.cancel_many(
+            [pending, new_id(), claimed, *ended, scheduled, running], BY_OPS
+        )
+
+        assert answers == [
+            CancelAnswer.CANCELLED,
+            CancelAnswer.ABSENT,
+            CancelAnswer.REQUESTED,
+            *[CancelAnswer.ENDED] * len(ended),
+            CancelAnswer.CANCELLED,
+            CancelAnswer.REQUESTED,
+        ]
+        for task_id in (pending, scheduled):
+            record = await store.get(task_id)
+            assert record.status is TaskState.CANCELLED
+            assert (record.last_error, record.cancelled_by) == (BY_OPS, "ops")
+            assert (record.attempts, record.worker_id) == (0, None)
+            assert record.completed_at == record.updated_at
+        assert await self.status(store, claimed) is TaskState.CLAIMED
+        assert await self.status(store, running) is TaskState.RUNNING
+        requests = await store.requested_cancellations([claimed, running, pending, *ended])
+        assert requests == {claimed: BY_OPS, running: BY_OPS}
+        assert [await store.get(task_id) for task_id in ended] == before
+        assert await self.granted(store) == []
+        await self.advance(store, 61 * SECOND)
+        assert await store.promote(10) == 0
+
+    async def test_of_many_each_is_kept_with_its_errors(self, store: Store) -> None:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, Outcome.RETRIED, delay=60.0)
+
+        await store.cancel_many([task_id], "no longer needed")
+
+        record = await store.get(task_id)
+        assert [error["message"] for error in record.errors] == ["no such image"]
+        assert (record.attempts, record.generation) == (1, 2)
+
+    async def test_one_that_is_named_twice_is_answered_twice(self, store: Store) -> None:
+        task_id, other = await self.add_many(store, 2)
+
+        answers = await store.cancel_many([task_id, other, task_id], "no longer needed")
+
+        assert answers == [CancelAnswer.CANCELLED] * 3
+        assert await store.cancel_many([], "no longer needed") == []
+
+    async def test_the_first_reason_to_cancel_one_of_many_stays(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await self.claim(store)
+        await store.cancel(task_id, "first")
+
+        answers = await store.cancel_many([task_id], "second")
+
+        assert answers == [CancelAnswer.REQUESTED]
+        assert await store.requested_cancellations([task_id]) == {task_id: "first"}
+
 
 class ChangeRules(Steps):
     """Change rules."""

@@ -27,5 +27,5 @@ WHERE k.status = ANY ($1::text[])
     AND ($2::text IS NULL OR t.type = $2)
     AND ($3::text IS NULL OR t.queue = $3)
     AND t.created_at >= $6 AND t.created_at < $7
-ORDER BY t.id DESC
+ORDER BY k.task_id DESC
 LIMIT $8
