@@ -5,6 +5,7 @@ import json
 import time
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 from acceptance.quick import QUICK
 from windlass import App, Budget, ConfigurationError, Context, Fail, Retry, TaskFailed
 from windlass.cli import main
+from windlass.client import verbs
+from windlass.model.task import ClaimRequest, Outcome, Settlement
 
 SOON = Retry(max_attempts=30, base=0.01, jitter="none")
 
@@ -74,6 +77,30 @@ async def test_stopped_retries_are_none_until_they_are_allowed_again(app: App) -
     record = await meanwhile.get()
     assert (record.status, record.attempts) == ("dead", 1)
     assert "the bank is closed" in record.errors[-1]["given_up"]
+
+
+async def test_stopping_ends_what_is_due_again_and_waits_for_a_worker(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "BURIED_AT_ONCE", 2)
+    store = await app.store()
+    again = [await app.enqueue("flaky", queue=f"q{number % 2}") for number in range(5)]
+    request = ClaimRequest(uuid4(), ("flaky",), 5, timedelta(minutes=1), timedelta(seconds=6))
+    claim = (await store.claim(request)).claim
+    assert claim is not None
+    error = '{"type": "ConnectionError", "message": "away"}'
+    await store.settle(
+        [
+            Settlement(claim.token, task.id, task.generation, Outcome.RETRIED, error=error)
+            for task in claim.tasks
+        ]
+    )
+    first = await app.enqueue("flaky", queue="q0")
+
+    assert await app.stop_retries("flaky", "the bank is closed") == 5
+
+    assert {(await handle.get()).status for handle in again} == {"dead"}
+    assert (await first.get()).status == "pending"
 
 
 async def test_a_call_follows_the_end_of_a_task(app: App) -> None:
@@ -298,3 +325,34 @@ async def test_a_budget_lets_retries_wait_and_loses_none(app: App) -> None:
     records = [await handle.get() for handle in handles]
     assert {record.status for record in records} == {"completed"}
     assert sum(record.attempts for record in records) == len(attempts)
+
+
+@pytest.mark.parametrize("by", ["budget", "breaker", "refusal"])
+async def test_a_retry_that_is_put_off_until_it_is_too_old_is_given_up(app: App, by: str) -> None:
+    breaker = app.breaker("payments", failures=1, recovery=600)
+    budget = Budget(share=0, window=600, at_least=1) if by == "budget" else None
+    once_more = Retry(max_attempts=50, base=0, jitter="none", max_age=30, budget=budget)
+
+    @app.task(retry=once_more, breaker="payments" if by == "breaker" else None)
+    async def work() -> None:
+        if by == "refusal":
+            async with breaker:
+                raise ConnectionError("away")
+        raise ConnectionError("away")
+
+    async with app.worker():
+        handle = await work.enqueue()
+        with pytest.raises(TaskFailed):
+            await handle.result(60)
+
+    record = await handle.get()
+    attempts = 2 if by == "budget" else 1
+    said = "its retry budget was used up"
+    if by != "budget":
+        said = "breaker 'payments' let no call through"
+    assert (record.status, record.attempts) == ("dead", attempts)
+    assert [error["message"] for error in record.errors] == ["away"] * attempts
+    given_up = record.errors[-1]["given_up"]
+    assert given_up == (
+        f"its next attempt would begin more than 30 s after it was enqueued; put off: {said}"
+    )

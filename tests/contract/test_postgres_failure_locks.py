@@ -33,6 +33,7 @@ from windlass.model.task import (
     TaskState,
     TypeDefaults,
 )
+from windlass.store.postgres import operating
 from windlass.store.postgres.store import PostgresStore
 
 
@@ -116,22 +117,125 @@ async def test_a_settlement_does_not_wait_for_whoever_stops_or_allows_retries(
     assert (await store.get(task_id)).status is expected
 
 
+@pytest.mark.parametrize("holds", ["place", "task"])
 async def test_burying_goes_round_what_somebody_holds(
-    store: PostgresStore, sessions: Sessions
+    store: PostgresStore, sessions: Sessions, holds: str
 ) -> None:
     first, second = await add(store, 2)
     await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED, delay=3600.0))
     await store.stop_retries("resize", "stop")
-    cancelling = await sessions.begin()
-    await cancelling.store.cancel(first, "no need")
+    holding = await sessions.begin()
+    await (holding.store.cancel(first, "no need") if holds == "place" else holding.lock_task(first))
 
     async with asyncio.timeout(AT_ONCE):
         assert await store.bury_retries("resize", 10) == 1
 
     assert await sessions.places(second) == ["dead"]
-    await cancelling.rollback()
+    await holding.rollback()
     assert await store.bury_retries("resize", 10) == 1
     assert await sessions.places(first) == ["dead"]
+
+
+@pytest.mark.parametrize("holds", ["place", "task"])
+async def test_burying_what_is_ready_goes_round_what_somebody_holds(
+    store: PostgresStore, sessions: Sessions, holds: str
+) -> None:
+    first, second = await add(store, 2)
+    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED))
+    await store.stop_retries("resize", "stop")
+    holding = await sessions.begin()
+    await (holding.store.cancel(first, "no need") if holds == "place" else holding.lock_task(first))
+
+    async with asyncio.timeout(AT_ONCE):
+        assert (await store.bury_ready("resize", 10)).number == 1
+
+    assert await sessions.places(second) == ["dead"]
+    await holding.rollback()
+    assert (await store.bury_ready("resize", 10)).number == 1
+    assert await sessions.places(first) == ["dead"]
+
+
+@pytest.mark.parametrize("undone", [False, True])
+async def test_what_somebody_is_about_to_claim_is_not_buried(
+    store: PostgresStore, sessions: Sessions, undone: bool
+) -> None:
+    ids = await add(store, 2)
+    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED))
+    await store.stop_retries("resize", "stop")
+    claiming = await sessions.begin()
+    held = await claim(claiming.store, limit=1)
+    (claimed,) = [task.id for task in held.tasks]
+    (free,) = set(ids) - {claimed}
+
+    async with asyncio.timeout(AT_ONCE):
+        assert (await store.bury_ready("resize", 10)).number == 1
+
+    assert await sessions.places(free) == ["dead"]
+    if undone:
+        await claiming.rollback()
+        assert (await store.bury_ready("resize", 10)).number == 1
+        assert await sessions.places(claimed) == ["dead"]
+    else:
+        await claiming.commit()
+        assert (await store.bury_ready("resize", 10)).number == 0
+        assert await sessions.places(claimed) == ["claim"]
+        assert await store.settle(settlements(held, Outcome.COMPLETED)) == [Answer.APPLIED]
+
+
+async def test_what_is_ready_in_lanes_that_rest_is_buried(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 3)
+    await store.settle(settlements(await claim(store, limit=3), Outcome.RETRIED))
+    await sessions.watcher.execute(
+        "WITH gone AS (DELETE FROM windlass.lane RETURNING lane, queue, type, priority, kind) "
+        "INSERT INTO windlass.resting_lane SELECT * FROM gone"
+    )
+    await store.stop_retries("resize", "stop")
+
+    assert (await store.bury_ready("resize", 10)).number == 3
+
+    for task_id in ids:
+        assert await sessions.places(task_id) == ["dead"]
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_a_retry_that_is_put_off_for_too_long_leaves_nothing_where_it_would_wait(
+    store: PostgresStore, sessions: Sessions, delay: float
+) -> None:
+    (task_id,) = await add(store)
+    await store.settle(settlements(await claim(store), Outcome.RETRIED))
+    await sessions.advance(timedelta(seconds=61))
+    late = settlements(await claim(store), Outcome.SNOOZED, error=ERROR, delay=delay, max_age=60.0)
+
+    assert await store.settle(late) == [Answer.GIVEN_UP]
+
+    assert await sessions.places(task_id) == ["dead"]
+
+
+async def test_burying_goes_on_behind_what_it_has_passed_over(
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operating, "LOOKS", 3)
+    retried = await add(store, 2)
+    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED))
+    fresh = await add(store, 7)
+    late = await add(store, 1, priority=20)
+    await store.settle(settlements(await claim(store, limit=1), Outcome.RETRIED))
+    await store.stop_retries("resize", "stop")
+
+    numbers, after = [], None
+    for _ in range(20):
+        number, after = await store.bury_ready("resize", 10, after=after)
+        numbers.append(number)
+        if after is None:
+            break
+
+    assert sum(numbers) == 3
+    assert len(numbers) == 3 + 1 + 1 + 1  # a lane of nine, its end, a lane of one, none
+    for task_id in (*retried, *late):
+        assert await sessions.places(task_id) == ["dead"]
+    assert set(await granted(store)) == set(fresh)
 
 
 async def test_what_follows_is_there_only_if_the_end_is(

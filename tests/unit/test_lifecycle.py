@@ -86,6 +86,24 @@ def test_a_retry_waits_for_the_part_that_was_drawn() -> None:
     assert settled.delay == 1.0
 
 
+@pytest.mark.parametrize(
+    ("outcome", "max_age"),
+    [(Failed("{}"), 60.0), (Snoozed(1, "{}"), 60.0), (Snoozed(1), None), (Released(), None)],
+)
+def test_only_a_retry_may_be_too_old(outcome: AttemptOutcome, max_age: float | None) -> None:
+    settled = settle(
+        TOKEN,
+        task(1),
+        outcome,
+        retry=Retry(max_age=60),
+        draw=0.5,
+        started_after=None,
+        reported=False,
+    )
+
+    assert settled.max_age == max_age
+
+
 def test_a_task_that_lost_attempts_to_a_lower_limit_is_dead_and_not_retried() -> None:
     settled = settle(
         TOKEN, task(5, 4), Failed("{}"), retry=RETRY, draw=0.5, started_after=None, reported=False

@@ -25,9 +25,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to be called again later."""
+    """The handler asked to be called again later, or the attempt was put off."""
 
     seconds: float
+    put_off: str | None = None  # a JSON object: why a retry was, which may be too old by then
 
 
 @dataclass(frozen=True, slots=True)

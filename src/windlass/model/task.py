@@ -166,7 +166,9 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     started_after: float | None = None  # seconds from claim to start; None if it never started
     result: str | None = None  # JSON
     delay: float = 0.0  # seconds
-    error: str | None = None  # a JSON object: class, type, message, traceback
+    error: str | None = (
+        None  # a JSON object: class, type, message, traceback; or why it was put off
+    )
     reported: bool = False  # it was reported as running
     error_class: ErrorClass | None = None  # of the error, for those who count
     max_age: float | None = None  # seconds: a retry that would begin later ends the task as dead

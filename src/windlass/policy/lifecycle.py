@@ -85,7 +85,7 @@ def settle(
     match outcome:
         case Succeeded():
             return completed(token, task, outcome, started_after, reported=reported)
-        case Snoozed(delay):
+        case Snoozed(delay, error):
             verdict = Outcome.SNOOZED
         case Released():
             verdict = Outcome.RELEASED
@@ -100,6 +100,7 @@ def settle(
             delay = _delay(outcome, retry, task.attempts + 1, draw)
         case _:
             assert_never(outcome)
+    is_retry = verdict is Outcome.RETRIED or (verdict is Outcome.SNOOZED and error is not None)
     return Settlement(
         token,
         task.id,
@@ -111,7 +112,7 @@ def settle(
         error,
         reported,
         error_class,
-        age_limit(retry) if verdict is Outcome.RETRIED else None,
+        age_limit(retry) if is_retry else None,
     )
 
 

@@ -26,7 +26,7 @@ from windlass.runtime.completing import Completing
 from windlass.runtime.interrupting import Overran
 from windlass.runtime.job import Halt, Job
 from windlass.runtime.processes.apart import Apart, Elsewhere
-from windlass.runtime.steering import as_predicate_says, steered
+from windlass.runtime.steering import as_predicate_says, put_off, steered
 from windlass.runtime.threads import Threads
 from windlass.telemetry import emit
 
@@ -152,7 +152,7 @@ class Executor:
                 return let_through
             definition = let_through
         if definition.retry.budget is not None and (wait := self._wait(job, definition)):
-            return _told(job, Snoozed(wait))
+            return _told(job, Snoozed(wait, describe("PutOff", "its retry budget was used up")))
         return definition if definition.run != "process" else await self._run_apart(job, definition)
 
     async def _let_through(
@@ -162,7 +162,8 @@ class Executor:
         try:
             job.protected = await self._registry.breakers[str(definition.breaker)].begin()
         except BreakerOpen as refused:
-            return self._registry.fallback_of(definition) or Snoozed(refused.seconds)
+            fallback = self._registry.fallback_of(definition)
+            return fallback or put_off(refused, refused.seconds, is_retry=job.task.attempts > 0)
         # It may have waited, and was not cancelled meanwhile: it has not begun.
         return definition if job.halt is None else _told(job, self._halted(job))
 
@@ -261,7 +262,8 @@ class Executor:
             case Overran() | BaseExceptionGroup() if overran := _first_overran(error):
                 return self._timed_out(definition, str(overran), error)
             case _:
-                return steered(error) or self._classified(definition, error)
+                is_retry = job.task.attempts > 0
+                return steered(error, is_retry=is_retry) or self._classified(definition, error)
 
     def _undecoded(
         self, job: Job, definition: TaskDefinition, error: BaseException

@@ -166,7 +166,8 @@ class Child:
             if inspect.iscoroutine(value):
                 value = asyncio.run(self._to_end(value, context, found.app))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            return raised(error, found.definition, asked.error_paths)
+            is_retry = asked.attempt > 1
+            return raised(error, found.definition, asked.error_paths, is_retry=is_retry)
         finally:
             self._give_way = None
         try:

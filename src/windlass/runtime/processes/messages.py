@@ -76,6 +76,7 @@ class Raised(msgspec.Struct, tag="raised", tag_field="message", omit_defaults=Tr
     may_retry: bool | None = None  # what the task's own predicate said
     retry_after: float | None = None  # seconds
     snooze: float | None = None  # seconds
+    put_off: str | None = None  # why, if it did not ask for that itself
     resident: int = 0  # bytes that the process holds
 
 

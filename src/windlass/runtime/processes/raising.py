@@ -17,11 +17,13 @@ from windlass.runtime.steering import as_predicate_says, steered
 MAIN, MAIN_THERE = "__main__", "__mp_main__"  # the program, and what it is in a process
 
 
-def raised(error: BaseException, definition: TaskDefinition, paths: Iterable[str]) -> Raised:
+def raised(
+    error: BaseException, definition: TaskDefinition, paths: Iterable[str], *, is_retry: bool
+) -> Raised:
     """Say what there is to be known of an exception of a handler."""
-    match steered(error):
-        case Snoozed(seconds):
-            return Raised(snooze=seconds)
+    match steered(error, is_retry=is_retry):
+        case Snoozed(seconds, put_off):
+            return Raised(snooze=seconds, put_off=put_off)
         case Failed() as failed:
             return Raised(failed.error, failed.error_class, retry_after=failed.retry_after)
     kind = type(error).__qualname__
@@ -40,7 +42,7 @@ def certain(error: BaseException, error_class: ErrorClass) -> Raised:
 def outcome(said: Raised, classifier: Classifier) -> AttemptOutcome:
     """What becomes of an attempt that raised this."""
     if said.snooze is not None:
-        return Snoozed(said.snooze)
+        return Snoozed(said.snooze, said.put_off)
     if said.facts is None:
         known = said.error_class or ErrorClass.UNKNOWN
         return Failed(said.error, known, retry_after=said.retry_after)

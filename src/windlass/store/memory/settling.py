@@ -17,7 +17,7 @@ from windlass.model.task import (
     TaskState,
     WorkerInfo,
 )
-from windlass.store.memory.state import WorkerEntry, after, worker_record
+from windlass.store.memory.state import TaskEntry, WorkerEntry, after, worker_record
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 _COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
@@ -72,7 +72,18 @@ class SettleVerbs(MemoryTables):
             task.expires_at = None
         released = outcome is Outcome.RELEASED
         self._give_back(task, LaneKind.RETURNED if released else LaneKind.NORMAL, now)
+        if outcome is Outcome.SNOOZED and error:
+            return self._put_off(task, settlement, error["message"], now)
         return Answer.APPLIED
+
+    def _put_off(self, task: TaskEntry, settlement: Settlement, said: str, now: datetime) -> Answer:
+        """Give up a retry that was put off if it is not to begin any more by then."""
+        why = self._why_not_again(task, settlement.max_age, settlement.delay, now)
+        if why is None:
+            return Answer.APPLIED
+        self._take_waiting(task)
+        self._give_up(task, f"{why}; put off: {said}", now)
+        return Answer.GIVEN_UP
 
     def _let_go(self, fence: Fence) -> None:
         claim = self._claims[fence.token]

@@ -3047,6 +3047,8 @@ DECLARE
     asked constant text[] := outcomes;
     missed integer[];
     befores boolean[];
+    late record;
+    too_late integer[] := '{}';
 BEGIN
     IF outcomes && '{retried}' AND (max_ages IS NOT NULL OR EXISTS (SELECT FROM windlass.stopped_type)) THEN
         SELECT
@@ -3057,12 +3059,7 @@ BEGIN
         FROM unnest(task_ids, outcomes, delays, errors, max_ages) WITH ORDINALITY
             AS u (task_id, outcome, delay, error, max_age, ordinal)
         LEFT JOIN LATERAL (
-            SELECT CASE
-                WHEN s.type IS NOT NULL THEN 'retries of this type are stopped: ' || s.reason
-                WHEN windlass.clock() + coalesce(u.delay, 0) * interval '1 second'
-                    > windlass.tried_since(t) + u.max_age * interval '1 second'
-                    THEN format('its next attempt would begin more than %s s after it was enqueued', u.max_age)
-            END AS why
+            SELECT windlass.why_not_again(t, s.reason, u.delay, u.max_age) AS why
             FROM windlass.task t
             LEFT JOIN windlass.stopped_type s ON s.type = t.type
             WHERE u.outcome = 'retried' AND t.id = u.task_id
@@ -3075,6 +3072,27 @@ BEGIN
         tokens, which, task_ids, generations, started_after, outcomes, results, delays, errors, reported,
         retention, dead_retention, key_retention, patience
     ) b;
+
+    -- A retry that was put off, by a breaker or its budget, says so: it may be too old by then, or not be wanted.
+    IF outcomes && '{snoozed}' AND errors IS NOT NULL
+        AND (max_ages IS NOT NULL OR EXISTS (SELECT FROM windlass.stopped_type)) THEN
+        FOR late IN
+            SELECT u.task_id, u.ordinal::integer - 1 AS ordinal, tokens[coalesce(u.which, 1)] AS token,
+                g.why || '; put off: ' || (u.error::jsonb ->> 'message') AS why
+            FROM unnest(which, task_ids, outcomes, delays, errors, max_ages) WITH ORDINALITY
+                AS u (which, task_id, outcome, delay, error, max_age, ordinal)
+            JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id])
+            LEFT JOIN windlass.stopped_type s ON s.type = t.type
+            CROSS JOIN LATERAL (SELECT windlass.why_not_again(t, s.reason, u.delay, u.max_age) AS why) g
+            WHERE u.outcome = 'snoozed' AND u.error IS NOT NULL AND g.why IS NOT NULL
+                AND u.ordinal - 1 <> ALL (missed)
+        LOOP
+            DELETE FROM windlass.scheduled w WHERE w.task_id = late.task_id;
+            DELETE FROM windlass.ready r WHERE r.task_id = late.task_id;
+            PERFORM windlass.bury_tasks(ARRAY[late.task_id], late.why, late.token, dead_retention, key_retention);
+            too_late := too_late || late.ordinal;
+        END LOOP;
+    END IF;
 
     IF outcomes && '{snoozed,released}' AND EXISTS (SELECT FROM windlass.expiry) THEN
         PERFORM windlass.forget_expiry(ARRAY(
@@ -3098,7 +3116,9 @@ BEGIN
     UNION ALL
     SELECT u.ordinal::integer - 1, false, true
     FROM unnest(asked, outcomes) WITH ORDINALITY AS u (asked, outcome, ordinal)
-    WHERE u.asked = 'retried' AND u.outcome = 'dead' AND u.ordinal - 1 <> ALL (missed);
+    WHERE u.asked = 'retried' AND u.outcome = 'dead' AND u.ordinal - 1 <> ALL (missed)
+    UNION ALL
+    SELECT u.ordinal, false, true FROM unnest(too_late) AS u (ordinal);
 END
 $$;
 
@@ -3492,6 +3512,17 @@ CREATE FUNCTION windlass.wake(always boolean) RETURNS void
     AS $$
 SELECT pg_notify('windlass.wake', '')
 WHERE always OR EXISTS (SELECT FROM windlass.worker_pulse WHERE idle)
+$$;
+
+CREATE FUNCTION windlass.why_not_again(task windlass.task, stopped text, delay double precision, max_age double precision) RETURNS text
+    LANGUAGE sql
+    AS $$
+SELECT CASE
+    WHEN stopped IS NOT NULL THEN 'retries of this type are stopped: ' || stopped
+    WHEN windlass.clock() + coalesce(delay, 0) * interval '1 second'
+        > windlass.tried_since(task) + max_age * interval '1 second'
+        THEN format('its next attempt would begin more than %s s after it was enqueued', max_age)
+END
 $$;
 
 CREATE TABLE windlass.attempt (

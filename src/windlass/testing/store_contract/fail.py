@@ -4,6 +4,7 @@
 
 import json
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,8 +12,11 @@ import pytest
 from windlass.model.task import (
     Answer,
     Callback,
+    Claim,
+    ClaimedTask,
     NewTask,
     Outcome,
+    Settlement,
     TaskRecord,
     TaskState,
     TypeDefaults,
@@ -21,6 +25,7 @@ from windlass.store.port import Store
 from windlass.testing.store_contract.steps import SECOND, Steps
 
 HOUR = timedelta(hours=1)
+PUT_OFF = '{"type": "PutOff", "message": "its retry budget was used up"}'
 
 
 class RetryLimitRules(Steps):
@@ -61,6 +66,157 @@ class RetryLimitRules(Steps):
 
         record = await store.get(task_id)
         assert (record.status, record.attempts) == (TaskState.DEAD, 2)
+
+    def _as_put_off(self, claim: Claim, task: ClaimedTask, **more: Any) -> Settlement:
+        return self.settlement(claim, task, Outcome.SNOOZED, **({"error": PUT_OFF} | more))
+
+    async def _put_off(self, store: Store, delay: float = 5.0, **more: Any) -> Answer:
+        """Put an attempt off, and say so, as for a retry."""
+        claim, task = await self.claim_one(store)
+        asked = self._as_put_off(claim, task, delay=delay, **more)
+        (answer,) = await store.settle([asked])
+        if answer is Answer.GIVEN_UP:
+            assert await store.settle([asked]) == [Answer.ALREADY]
+        return answer
+
+    async def test_a_retry_that_is_put_off_until_it_is_too_old_ends_and_uses_no_attempt(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=60)
+        await self.advance(store, timedelta(seconds=50))
+
+        assert await self._put_off(store, max_age=60.0) is Answer.APPLIED
+        assert await self.status(store, task_id) is TaskState.SCHEDULED
+        await self.advance(store, timedelta(seconds=6))
+        await store.promote(10)
+        assert await self._put_off(store, max_age=60.0) is Answer.GIVEN_UP
+
+        record = await store.get(task_id)
+        assert (record.status, record.attempts) == (TaskState.DEAD, 1)
+        assert (len(record.errors), record.last_error) == (1, "no such image")
+        given_up = record.errors[-1]["given_up"]
+        assert "more than 60 s after it was enqueued" in given_up
+        assert "put off: its retry budget was used up" in given_up
+        assert await self.granted(store) == []
+
+    async def test_a_retry_that_is_put_off_ends_if_those_of_its_type_are_stopped(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=None)
+        await store.stop_retries("resize", "the images are gone")
+
+        assert await self._put_off(store, delay=0.0) is Answer.GIVEN_UP
+
+        record = await store.get(task_id)
+        assert record.status is TaskState.DEAD
+        assert "stopped: the images are gone" in record.errors[-1]["given_up"]
+
+    async def test_a_snooze_that_a_handler_asked_for_is_of_no_age(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=60)
+        await store.stop_retries("resize", "the images are gone")
+        await self.advance(store, HOUR)
+        claim, task = await self.claim_one(store)
+
+        await self.settle(store, claim, task, Outcome.SNOOZED, delay=5.0)
+
+        assert await self.status(store, task_id) is TaskState.SCHEDULED
+
+    @pytest.mark.parametrize("max_age", [60.0, None])
+    async def test_a_snooze_of_a_handler_is_of_no_age_beside_a_retry_that_is_put_off(
+        self, store: Store, max_age: float | None
+    ) -> None:
+        await self.add_many(store, 2)
+        await self._fail_all(store)
+        if max_age is None:
+            await store.stop_retries("resize", "the images are gone")
+        await self.advance(store, HOUR)
+        claim = await self.claim(store)
+        late, snoozed = claim.tasks
+
+        answers = await store.settle(
+            [
+                self._as_put_off(claim, late, delay=5.0, max_age=60.0),
+                self.settlement(claim, snoozed, Outcome.SNOOZED, delay=5.0, max_age=max_age),
+            ]
+        )
+
+        assert answers == [Answer.GIVEN_UP, Answer.APPLIED]
+        assert await self.status(store, late.id) is TaskState.DEAD
+        record = await store.get(snoozed.id)
+        assert (record.status, record.attempts) == (TaskState.SCHEDULED, 1)
+
+    async def _fail_all(self, store: Store) -> None:
+        """Let each task that is ready fail once, and be ready again."""
+        claim = await self.claim(store)
+        await store.settle([self.settlement(claim, task, Outcome.RETRIED) for task in claim.tasks])
+
+    async def test_a_retry_that_is_put_off_by_who_has_lost_it_is_left_to_its_next_owner(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=60)
+        lost, before = await self.claim_one(store)
+        await self.settle(store, lost, before, Outcome.RELEASED)
+        await self.advance(store, HOUR)
+        claim, task = await self.claim_one(store)
+
+        answers = await store.settle([self._as_put_off(lost, before, max_age=60.0)])
+
+        assert answers != [Answer.GIVEN_UP]
+        assert await self.settle(store, claim, task, Outcome.COMPLETED) is Answer.APPLIED
+        assert await self.status(store, task_id) is TaskState.COMPLETED
+
+    async def test_a_repeated_settlement_of_one_that_was_put_off_leaves_it_to_its_next_owner(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=60)
+        asked = self._as_put_off(*await self.claim_one(store), max_age=60.0)
+        assert await store.settle([asked]) == [Answer.APPLIED]
+        await self.advance(store, HOUR)
+
+        assert await store.settle([asked]) == [Answer.ALREADY]
+        claim, task = await self.claim_one(store)
+        assert await store.settle([asked]) != [Answer.GIVEN_UP]
+
+        assert await self.settle(store, claim, task, Outcome.COMPLETED) is Answer.APPLIED
+        assert await self.status(store, task_id) is TaskState.COMPLETED
+
+    async def test_retries_of_several_claims_that_are_put_off_end_by_their_own(
+        self, store: Store
+    ) -> None:
+        await self.add_many(store, 2)
+        await self._fail_all(store)
+        await self.advance(store, HOUR)
+        held = [await self.claim_one(store) for _ in range(2)]
+        asked = [self._as_put_off(*one, max_age=60.0) for one in held]
+
+        assert await store.settle(asked) == [Answer.GIVEN_UP] * 2
+
+        for again in asked:
+            assert await store.settle([again]) == [Answer.ALREADY]
+        assert await store.settle(asked) == [Answer.ALREADY] * 2
+        (_, first), (other, _) = held
+        assert await store.settle([self._as_put_off(other, first)]) == [Answer.LOST]
+
+    async def test_a_cancellation_comes_before_the_end_of_one_that_was_put_off(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add(store)
+        await self._fail(store, max_age=60)
+        await self.advance(store, HOUR)
+        claim, task = await self.claim_one(store)
+        await store.cancel(task_id, "no longer needed")
+        asked = self.settlement(
+            claim, task, Outcome.SNOOZED, error='{"message": "put off"}', max_age=60.0
+        )
+
+        await store.settle([asked])
+
+        assert await self.status(store, task_id) is TaskState.CANCELLED
 
     async def test_a_repeated_settlement_of_one_that_was_given_up_is_answered(
         self, store: Store
@@ -148,6 +304,60 @@ class RetryLimitRules(Steps):
         assert await self.status(store, fresh) is TaskState.SCHEDULED
         await store.retry(dead)
         assert await self.status(store, dead) is TaskState.PENDING
+
+    async def test_what_is_ready_for_a_retry_of_a_stopped_type_is_buried(
+        self, store: Store
+    ) -> None:
+        failed = await self.add_many(store, 2)
+        failed += [await self.add(store, queue="bulk"), await self.add(store, priority=20)]
+        claim = await self.claim(store)
+        for task in claim.tasks:
+            await self.settle(store, claim, task, Outcome.RETRIED)
+        lost = await self.add(store, queue="mail")
+        claim, task = await self.claim_one(store, queues=("mail",))
+        await self.start(store, claim, task)
+        await self.lose_worker(store)
+        released = await self.add(store, queue="mail", priority=90)
+        claim, task = await self.claim_one(store, queues=("mail",))
+        assert task.id == released
+        await self.settle(store, claim, task, Outcome.RELEASED)
+        fresh, other = await self.add(store), await self.add(store, type="mail")
+        assert await self._bury_ready(store) == []
+        await store.stop_retries("resize", "stop")
+
+        buried = await self._bury_ready(store)
+
+        assert max(buried) <= 2
+        assert sum(buried) == 5
+        for task_id in (*failed, lost):
+            record = await store.get(task_id)
+            assert (record.status, record.attempts) == (TaskState.DEAD, 1)
+            assert record.errors[-1]["given_up"] == "retries of this type are stopped: stop"
+            assert record.last_error == record.errors[-1]["message"]
+        for task_id in (released, fresh, other):
+            assert await self.status(store, task_id) is TaskState.PENDING
+        assert await self._bury_ready(store) == []
+        assert set(await self.granted(store)) == {released, fresh}
+
+    async def test_no_more_are_buried_at_once_than_were_asked_for(self, store: Store) -> None:
+        failed = await self.add_many(store, 7)
+        await self._fail_all(store)
+        fresh = await self.add_many(store, 2)
+        await store.stop_retries("resize", "stop")
+
+        assert await self._bury_ready(store) == [2, 2, 2, 1]
+
+        assert set(await self.listed(store, statuses=(TaskState.DEAD,))) == set(failed)
+        assert set(await self.granted(store)) == set(fresh)
+
+    async def _bury_ready(self, store: Store) -> list[int]:
+        """Bury two at a time, and return how many each time, without those that found none."""
+        numbers, after = [], None
+        while True:
+            number, after = await store.bury_ready("resize", 2, after=after)
+            numbers += [number] if number else []
+            if after is None:
+                return numbers
 
     async def test_a_type_that_is_allowed_again_is_tried_again(self, store: Store) -> None:
         await store.stop_retries("resize", "stop")
