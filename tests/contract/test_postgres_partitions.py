@@ -10,6 +10,7 @@ from contract.postgres_keeper import DAY, DEADLINE, LEASE, NOON, TODAY, Keeper, 
 from windlass.model.task import (
     Answer,
     CancelAnswer,
+    Fence,
     Outcome,
     Settlement,
     TaskState,
@@ -141,3 +142,18 @@ async def test_two_that_miss_the_same_place_make_it_once(keeper: Keeper) -> None
 
     assert await settling == [Answer.APPLIED]
     assert await keeper.place_of(task_id) == days(monday, monday + 7 * DAY)
+
+
+@pytest.mark.parametrize("has_place", [True, False])
+async def test_whether_there_is_a_place_is_found_out_whatever_plan_the_server_makes(
+    keeper: Keeper, has_place: bool
+) -> None:
+    await keeper.prepare()
+    spans = await keeper.spans()
+    task_id = (await keeper.enqueue(retention=(7 if has_place else 400) * DAY)).id
+    held = await keeper.claim()
+    await keeper.watcher.execute("ANALYZE pg_inherits, pg_class")  # as autovacuum does
+
+    await keeper.store.check_completion(Fence(held.token, task_id, 1))
+
+    assert (await keeper.spans() == spans) is has_place

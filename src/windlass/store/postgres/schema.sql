@@ -544,9 +544,14 @@ CREATE FUNCTION windlass.check_completion(shown_token uuid, shown_task uuid, sho
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    day date;
+    day text;
 BEGIN
-    SELECT windlass.drop_day(windlass.clock(), t.retention_seconds, retention, t.idempotency_key, key_retention)
+    SELECT to_char(
+        windlass.drop_day(
+            windlass.clock(), t.retention_seconds, retention, t.idempotency_key, key_retention
+        )::timestamp,
+        'YYYYMMDD'
+    )
     INTO day
     FROM windlass.task t
     WHERE t.id = shown_task AND t.generation = shown_generation
@@ -559,8 +564,8 @@ BEGIN
         FROM pg_inherits i
         JOIN pg_class c ON c.oid = i.inhrelid
         WHERE i.inhparent = 'windlass.history'::regclass AND NOT i.inhdetachpending
-            AND day >= to_date(split_part(c.relname, '_', 2), 'YYYYMMDD')
-            AND day < to_date(split_part(c.relname, '_', 3), 'YYYYMMDD')
+            AND day COLLATE "C" >= split_part(c.relname, '_', 2)
+            AND day COLLATE "C" < split_part(c.relname, '_', 3)
     );
 END
 $$;
