@@ -26,6 +26,7 @@ SELECT
         '2027-03-03T00:00:00Z'))
 FROM generate_series(1, $1::integer) AS n
 """
+QUEUE = "CASE n WHEN 1 THEN 'rare' ELSE 'usual' END"  # of each of them
 LINEAGE = "SELECT count(*) FROM windlass.replay"
 
 
@@ -76,6 +77,51 @@ async def test_a_page_is_read_by_indexes_alone(store: PostgresStore, sql_url: st
     # Each letter is looked up: to hash what was replayed, all of it would be read.
     for absent in ("Seq Scan", "hashed SubPlan", "Sort"):
         assert absent not in plan
+
+
+# What one session has read of them by any index, in its transaction.
+READ = "SELECT idx_tup_fetch + seq_tup_read FROM pg_stat_xact_user_tables WHERE relname = 'dead'"
+
+
+@pytest.mark.parametrize("plans", ["force_custom_plan", "force_generic_plan"])
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_a_batch_above_the_limit_reads_what_is_kept_and_not_what_there_is(
+    store: PostgresStore, sql_url: str, analyzed: bool, plans: str
+) -> None:
+    connection = await asyncpg.connect(sql_url)
+    await connection.execute("ALTER TABLE windlass.dead SET (autovacuum_enabled = off)")
+    await connection.execute(MANY, 30_000)
+    if analyzed:
+        await connection.execute("ANALYZE windlass.dead")
+    await connection.close()
+
+    async with store._run.transaction("pin_listing_plans") as session:
+        await session.execute(f"SET LOCAL plan_cache_mode = {plans}")
+        text = store._sql.statement("surplus_dead")
+        rows = await session.fetch(text, ["usual"], 500, 100)
+        read = await session.fetchval(READ)
+
+    assert len(rows) == 100
+    assert read < 1000
+
+
+async def test_a_batch_above_the_limit_of_many_queues_reads_little_of_each(
+    store: PostgresStore, sql_url: str
+) -> None:
+    connection = await asyncpg.connect(sql_url)
+    await connection.execute(MANY.replace(QUEUE, "'q' || n % 50"), 30_000)
+    await connection.close()
+    queues = await store.crowded_queues(500)
+    assert len(queues) == 50
+
+    async with store._run.transaction("pin_listing_plans") as session:
+        text = store._sql.statement("surplus_dead")
+        before = await session.fetchval(READ)  # to count them, which may not be told yet
+        rows = await session.fetch(text, queues, 500, 10)
+        read = await session.fetchval(READ) - before
+
+    assert len(rows) == 10
+    assert read < 50 * 600
 
 
 async def test_very_large_payloads_are_replayed_in_parts(

@@ -133,6 +133,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "cancel": lambda s: asyncio.gather(
         s.store.cancel(s.ids[1], "waiting"), s.store.cancel(s.claims[0].tasks[0].id, "claimed")
     ),
+    "cancel_many": lambda s: s.store.cancel_many([s.ids[2], s.claims[1].tasks[0].id], "both"),
     "claim": lambda s: s.claim_both_ways(),
     "start": lambda s: s.store.start(
         [Started(s.claims[0].token, task.id, task.generation, 0.0) for task in s.claims[0].tasks]
@@ -140,6 +141,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "requested_cancellations": lambda s: s.store.requested_cancellations(s.ids),
     "stop_retries": lambda s: s.store.stop_retries("resize", "stop"),
     "bury_retries": lambda s: s.store.bury_retries("resize", 10),
+    "bury_ready": lambda s: s.store.bury_ready("resize", 10),
     "types": lambda s: s.store.types(),
     "allow_retries": lambda s: s.store.allow_retries("resize"),
     "expire": lambda s: s.store.expire(10, leadership=s.leadership),
@@ -168,7 +170,8 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "retry": lambda s: s.store.retry(s.buried[0]),
     "find_dead": lambda s: s.store.find_dead(DeadFilter()),
     "read_dead": lambda s: s.store.read_dead(s.buried),
-    "surplus_dead": lambda s: s.store.surplus_dead(0, 10),
+    "surplus_dead": lambda s: s.store.surplus_dead(["default"], 0, 10),
+    "crowded_queues": lambda s: s.store.crowded_queues(0),
     "expired_dead": lambda s: s.store.expired_dead(10),
     "replay": lambda s: s.replay_and_discard(),
     "pause": lambda s: s.store.pause("default"),

@@ -441,7 +441,13 @@ async def discard(scene: Scene) -> Call:
 @scenario("surplus_dead")
 async def surplus_dead(scene: Scene) -> Call:
     await scene.bury(Outcome.DEAD)
-    return lambda store, again: store.surplus_dead(0, 10)
+    return lambda store, again: store.surplus_dead(["default"], 0, 10)
+
+
+@scenario("crowded_queues")
+async def crowded_queues(scene: Scene) -> Call:
+    await scene.bury(Outcome.DEAD)
+    return lambda store, again: store.crowded_queues(0)
 
 
 @scenario("expired_dead")

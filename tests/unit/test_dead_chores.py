@@ -1,6 +1,7 @@
 """What the leader does with dead letters: archives and drops them, and replays them by rules."""
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -116,6 +117,37 @@ async def test_what_is_archived_is_written_before_it_is_removed(
     assert line.endswith(f"letters=2 reason=more than 1 in the queue file={file}")
 
 
+async def test_what_is_archived_is_on_the_disk_before_it_is_removed(
+    store: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_module, "ARCHIVED_AT_ONCE", 1)
+    file = tmp_path / "kept" / "letters" / "dead-mail-2027-03-03.jsonl"
+    sync, discard = os.fsync, store.discard
+    on_disk: dict[int, int] = {}  # bytes, by inode: of files, and of the folders that name them
+    removed: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        sync(descriptor)
+        synced = os.fstat(descriptor)
+        on_disk[synced.st_ino] = synced.st_size
+
+    async def discard_what_is_safe(
+        task_ids: Sequence[UUID], *, leadership: Leadership | None = None
+    ) -> list[DiscardAnswer]:
+        assert on_disk.get(file.stat().st_ino) == file.stat().st_size
+        assert {folder.stat().st_ino for folder in list(file.parents)[:3]} <= on_disk.keys()
+        removed.extend(map(str, task_ids))
+        return await discard(task_ids, leadership=leadership)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(store, "discard", discard_what_is_safe)
+    ids = [await store.bury() for _ in range(3)]
+
+    await Removing(store, most=1, archive=Archive(file.parent))(await store.elected())
+
+    assert removed == archived(file.parent) == [str(one) for one in ids[:2]]
+
+
 async def test_a_crash_in_between_may_archive_twice_and_loses_nothing(
     store: Letters, tmp_path: Path
 ) -> None:
@@ -222,6 +254,49 @@ async def test_removing_goes_on_at_once_while_there_is_more(
 
     assert turns == [True, True, False]
     assert await store.found() == ids[5:]
+
+
+async def test_letters_are_counted_once_for_all_batches_of_a_sweep(
+    store: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_module, "REMOVE_BATCH", 2)
+    for _ in range(6):
+        await store.bury()
+    counts, count_all = [], store.crowded_queues
+
+    async def crowded_queues(most: int) -> list[str]:
+        counts.append(most)
+        return await count_all(most)
+
+    monkeypatch.setattr(store, "crowded_queues", crowded_queues)
+    removing = Removing(store, most=1, archive=None)
+    leadership = await store.elected()
+
+    while await removing(leadership):
+        pass
+    assert counts == [1]
+    late = [await store.bury("other") for _ in range(2)]
+    await removing(leadership)
+
+    assert counts == [1, 1]
+    assert late[0] not in await store.found()
+
+
+async def test_no_more_is_removed_than_is_too_many_though_others_discard_meanwhile(
+    store: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_module, "ARCHIVE_BATCH", 2)
+    ids = [await store.bury() for _ in range(8)]
+    removing = Removing(store, most=3, archive=Archive(tmp_path))
+    leadership = await store.elected()
+
+    assert await removing(leadership)
+    await store.discard(ids[5:7])
+    while await removing(leadership):
+        pass
+
+    assert archived(tmp_path) == [str(one) for one in ids[:3]]
+    assert await store.found() == [*ids[3:5], ids[7]]
 
 
 async def test_without_a_limit_nothing_is_counted(store: Letters) -> None:

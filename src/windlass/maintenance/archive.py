@@ -40,7 +40,7 @@ def file_stem(queue: str) -> str:
 
 
 def _append(path: Path, lines: bytes) -> None:
-    is_new_folder = not path.parent.is_dir()
+    new_folders = [folder for folder in path.parents if not folder.is_dir()]
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
     with path.open("ab+") as file:
@@ -52,8 +52,8 @@ def _append(path: Path, lines: bytes) -> None:
         os.fsync(file.fileno())
     if is_new:
         _sync_folder(path.parent)
-    if is_new_folder:
-        _sync_folder(path.parent.parent)
+    for folder in new_folders:
+        _sync_folder(folder.parent)
 
 
 def _ends_a_line(descriptor: int, size: int) -> bool:

@@ -88,19 +88,31 @@ class Removing:
         self._store = store
         self._most = most
         self._archive = archive
+        self._crowded: list[str] = []  # queues with too many, counted once for all batches
 
     async def __call__(self, leadership: Leadership) -> bool:
         """Remove a batch of each kind; say whether there may be more."""
         limit = REMOVE_BATCH if self._archive is None else ARCHIVE_BATCH
         has_more = False
         if self._most:
-            surplus = await self._store.surplus_dead(self._most, limit)
-            reason = f"more than {self._most} in the queue"
-            has_more |= await self._remove(surplus, reason, leadership) >= limit
+            has_more = await self._remove_surplus(limit, leadership)
         if self._archive is not None:  # or retention removes them by itself
             expired = await self._store.expired_dead(limit)
             reason = "retention is over"
             has_more |= await self._remove(expired, reason, leadership) >= limit
+        return has_more
+
+    async def _remove_surplus(self, limit: int, leadership: Leadership) -> bool:
+        crowded, self._crowded = self._crowded, []  # to be counted anew if this turn fails
+        if not crowded:
+            crowded = await self._store.crowded_queues(self._most)
+        if not crowded:
+            return False
+        # Each batch looks for itself how much is too much: people discard letters meanwhile.
+        surplus = await self._store.surplus_dead(crowded, self._most, limit)
+        reason = f"more than {self._most} in the queue"
+        has_more = await self._remove(surplus, reason, leadership) >= limit
+        self._crowded = crowded if has_more else []
         return has_more
 
     async def _remove(

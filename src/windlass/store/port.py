@@ -369,8 +369,16 @@ class DeadStore(Protocol):
     ) -> list[DiscardAnswer]:
         """Remove dead letters with all that is kept of them, and answer in their order."""
 
-    async def surplus_dead(self, most: int, limit: int) -> list[QueuedLetter]:
-        """Return up to `limit` of the dead letters that a queue has above `most`, first ended first."""
+    async def crowded_queues(self, most: int) -> list[str]:
+        """Return the queues that have more dead letters than `most`; all letters are counted for it."""
+
+    async def surplus_dead(
+        self, queues: Sequence[str], most: int, limit: int
+    ) -> list[QueuedLetter]:
+        """Return up to `limit` of the dead letters that these queues have above `most`, first ended first.
+
+        It does not take the longer the more they have above it.
+        """
 
     async def expired_dead(self, limit: int) -> list[QueuedLetter]:
         """Return up to `limit` dead letters whose time is over."""

@@ -1,6 +1,7 @@
 """Dead letters in memory."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
@@ -112,13 +113,20 @@ class DeadVerbs(LeadVerbs):
         ]
 
     @transaction
-    async def surplus_dead(self, most: int, limit: int) -> list[QueuedLetter]:
+    async def crowded_queues(self, most: int) -> list[str]:
+        counts = Counter(task.queue for task in self._dead())
+        return sorted(queue for queue, number in counts.items() if number > most)
+
+    @transaction
+    async def surplus_dead(
+        self, queues: Sequence[str], most: int, limit: int
+    ) -> list[QueuedLetter]:
         seen: dict[str, int] = {}
         surplus = []
         for _, task_id in sorted(map(_order, self._dead()), reverse=True):
             queue = self._tasks[task_id].queue
             seen[queue] = seen.get(queue, 0) + 1
-            if seen[queue] > most:
+            if seen[queue] > most and queue in queues:
                 surplus.append(QueuedLetter(task_id, queue))
         return surplus[::-1][:limit]
 

@@ -91,8 +91,15 @@ class DeadVerbs(LeadVerbs):
         answers |= {row["id"]: DiscardAnswer.DISCARDED for row in gone}
         return [answers[task_id] for task_id in task_ids]
 
-    async def surplus_dead(self, most: int, limit: int) -> list[QueuedLetter]:
-        return [QueuedLetter(*row) for row in await self._run.fetch("surplus_dead", most, limit)]
+    async def crowded_queues(self, most: int) -> list[str]:
+        return [row["queue"] for row in await self._run.fetch("crowded_queues", most)]
+
+    async def surplus_dead(
+        self, queues: Sequence[str], most: int, limit: int
+    ) -> list[QueuedLetter]:
+        async with self._run.transaction("pin_listing_plans") as connection:
+            text = self._sql.statement("surplus_dead")
+            return [QueuedLetter(*row) for row in await connection.fetch(text, queues, most, limit)]
 
     async def expired_dead(self, limit: int) -> list[QueuedLetter]:
         return [QueuedLetter(*row) for row in await self._run.fetch("expired_dead", limit)]

@@ -3999,6 +3999,8 @@ CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
 CREATE INDEX dead_ended ON windlass.dead USING btree (completed_at, id) INCLUDE (queue);
 
+CREATE INDEX dead_of_queue ON windlass.dead USING btree (queue, completed_at, id);
+
 CREATE INDEX dead_status ON windlass.dead USING btree (status, id);
 
 CREATE INDEX expiry_time ON windlass.expiry USING btree (expires_at);

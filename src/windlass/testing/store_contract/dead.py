@@ -521,12 +521,44 @@ class OutdatedRules(DeadSteps):
         ids = [await self.bury(store, queue="bulk") for _ in range(4)]
         other = [await self.bury(store, queue="mail") for _ in range(3)]
 
-        surplus = await store.surplus_dead(2, 10)
+        surplus = await store.surplus_dead(["bulk", "mail", "unheard-of"], 2, 10)
 
         expected = [(ids[0], "bulk"), (ids[1], "bulk"), (other[0], "mail")]
         assert surplus == [QueuedLetter(*one) for one in expected]
-        assert await store.surplus_dead(2, 1) == surplus[:1]
-        assert await store.surplus_dead(4, 10) == []
+        assert await store.surplus_dead(["bulk", "mail"], 2, 1) == surplus[:1]
+        assert await store.surplus_dead(["mail"], 2, 10) == surplus[2:]
+        assert await store.surplus_dead(["bulk", "mail"], 4, 10) == []
+        assert await store.surplus_dead([], 0, 10) == []
+
+    async def test_of_those_that_ended_at_one_moment_no_more_than_the_surplus_are_too_many(
+        self, store: Store
+    ) -> None:
+        ids = await self.add_many(store, 6)
+        claim = await self.claim(store)
+        await store.settle([self.settlement(claim, task, Outcome.DEAD) for task in claim.tasks])
+        moments = {(await store.get(task_id)).completed_at for task_id in ids}
+        assert len(moments) == 1
+
+        surplus = await store.surplus_dead(["default"], 2, 10)
+
+        assert surplus == [QueuedLetter(task_id, "default") for task_id in sorted(ids)[:4]]
+        assert await store.surplus_dead(["default"], 2, 3) == surplus[:3]
+        await store.discard([letter.id for letter in surplus])
+        assert await store.surplus_dead(["default"], 2, 10) == []
+
+    async def test_queues_with_too_many_are_named(self, store: Store) -> None:
+        for queue in ("bulk", "mail", "mail", "bulk", "bulk"):
+            await self.bury(store, queue=queue)
+
+        assert await store.crowded_queues(1) == ["bulk", "mail"]
+        assert await store.crowded_queues(2) == ["bulk"]
+        assert await store.crowded_queues(3) == []
+
+    async def test_what_is_discarded_meanwhile_is_no_surplus(self, store: Store) -> None:
+        ids = [await self.bury(store, queue="bulk") for _ in range(5)]
+        await store.discard([ids[1], ids[4]])
+
+        assert await store.surplus_dead(["bulk"], 2, 10) == [QueuedLetter(ids[0], "bulk")]
 
     async def test_letters_whose_time_is_over_are_named(self, store: Store) -> None:
         old = await self.bury(store, queue="bulk")

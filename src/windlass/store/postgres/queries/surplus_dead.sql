@@ -1,18 +1,25 @@
--- surplus_dead: dead tasks that a queue has above a number, first ended first. $1 most, $2 limit
-WITH full_queue AS MATERIALIZED (
-    SELECT d.queue, count(*) - $1::bigint AS surplus
-    FROM windlass.dead d
-    GROUP BY d.queue
-    HAVING count(*) > $1::bigint
+-- surplus_dead: dead tasks that these queues have above a number, first ended first. $1 queues, $2 most, $3 limit
+-- Reads what a queue is to keep, from the last one that ended, and then the first ones: not all there are.
+WITH surplus AS MATERIALIZED (
+    SELECT q.queue, d.completed_at, d.id
+    FROM unnest($1::text[]) AS q (queue)
+    CROSS JOIN LATERAL (
+        SELECT k.completed_at, k.id
+        FROM windlass.dead k
+        WHERE k.queue = q.queue
+        ORDER BY k.completed_at DESC, k.id DESC
+        OFFSET $2::bigint
+        LIMIT 1
+    ) d
 )
-SELECT s.id, s.queue
-FROM full_queue f
+SELECT d.id, d.queue
+FROM surplus s
 CROSS JOIN LATERAL (
-    SELECT d.id, d.queue, d.completed_at
-    FROM windlass.dead d
-    WHERE d.queue = f.queue
-    ORDER BY d.completed_at, d.id
-    LIMIT least(f.surplus, $2::bigint)
-) s
-ORDER BY s.completed_at, s.id
-LIMIT $2::bigint
+    SELECT k.id, k.queue, k.completed_at
+    FROM windlass.dead k
+    WHERE k.queue = s.queue AND (k.completed_at, k.id) <= (s.completed_at, s.id)
+    ORDER BY k.completed_at, k.id
+    LIMIT $3::bigint
+) d
+ORDER BY d.completed_at, d.id
+LIMIT $3::bigint
