@@ -59,7 +59,8 @@ class ProtectedCall:
         """Say how it ended; only the first time counts."""
         permit, self._permit = self._permit, None
         if permit is not None:
-            self._breaker.take_in(permit, outcome)
+            took_too_long = self._breaker.took_too_long(self.began)
+            self._breaker.take_in(permit, CallOutcome.FAILED if took_too_long else outcome)
 
 
 class _Asked:
@@ -120,8 +121,7 @@ class Breaker:
     @property
     def state(self) -> BreakerState:
         """Whether it lets calls through."""
-        with self._lock:
-            return self._circuit.state(self._clock())
+        return self.report().state
 
     @property
     def half_open_in(self) -> float:
@@ -131,6 +131,7 @@ class Breaker:
 
     def report(self) -> BreakerReport:
         """What it shows of itself."""
+        self._count_overdue()
         with self._lock:
             state = self._circuit.state(self._clock())
             return BreakerReport(self.name, state, self._opened, self._refused)
@@ -179,6 +180,7 @@ class Breaker:
     def _asked(self, wake: Callable[[], None], asking: Asking = Asking.FIRST) -> Iterator["_Asked"]:
         """Ask for a call; while the block lasts, it may wait for an answer."""
         asked = _Asked(wake)
+        self._count_overdue()
         with self._lock:
             asked.admitted = self._admit(asking)
             if asking is Asking.FIRST and asked.is_refused_for_now:
@@ -192,6 +194,7 @@ class Breaker:
             if isinstance(asked.admitted, ProtectedCall):
                 asked.admitted.end(CallOutcome.NO_VERDICT)
             raise
+        self._count_overdue()  # which may answer it
         with self._lock:
             if self._stop_waiting(asked):
                 asked.admitted = self._admit(Asking.AGAIN)
@@ -230,10 +233,24 @@ class Breaker:
 
     def take_in(self, permit: Permit, outcome: CallOutcome) -> None:
         """Take in how a call ended."""
+        self._change(lambda now: self._circuit.end(permit, outcome, now))
+
+    def took_too_long(self, began: float) -> bool:
+        """Whether a call that began then is over its time."""
+        limit = self.settings.timeout
+        return limit is not None and self._clock() - began > limit
+
+    def _count_overdue(self) -> None:
+        """Count calls as failed that go on although their time is over."""
+        if self.settings.timeout is not None:
+            self._change(self._circuit.count_overdue)
+
+    def _change(self, change: Callable[[float], BreakerState | None]) -> None:
+        """Take in something that may change the state, and tell of it."""
         with self._lock:
             now = self._clock()
             before = self._circuit.state(now)
-            after = self._circuit.end(permit, outcome, now)
+            after = change(now)
             if after is not None and self.settings.shared:
                 self._share.tell(after)
                 self._wake_up()
@@ -405,9 +422,7 @@ class Breaker:
     def _judge(self, call: ProtectedCall, error: BaseException | None) -> None:
         """Decide by how a call ended what that says of the dependency."""
         _, job = current_job.get() or (None, None)
-        timeout = self.settings.timeout
-        took_too_long = timeout is not None and self._clock() - call.began > timeout
-        if took_too_long or (job is not None and job.overran(call.began)):
+        if job is not None and job.overran(call.began):
             call.end(CallOutcome.FAILED)
         elif error is None:
             call.end(CallOutcome.SUCCEEDED)

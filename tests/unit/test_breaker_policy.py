@@ -493,3 +493,36 @@ def test_an_outage_costs_the_threshold_and_the_trials_of_each_recovery(
 
     threshold = max(failures, 2) if before else failures
     assert calls <= threshold + trials * int(now / 2.0)
+
+
+# Calls whose time is over
+
+
+def test_a_call_that_goes_on_counts_when_its_time_is_over_and_only_then() -> None:
+    made = circuit(failures=2, timeout=5)
+    first, second = permit(made, 0), permit(made, 1)
+
+    assert made.count_overdue(5.5) is None
+    assert made.end(first, SUCCEEDED, 5.6) is None  # it has been counted
+    assert made.count_overdue(6) is OPEN
+    assert made.end(second, SUCCEEDED, 7) is None
+    assert made.state(7) is OPEN
+
+
+def test_a_call_that_ends_in_time_is_not_counted_again() -> None:
+    made = circuit(failures=1, timeout=5)
+    made.end(permit(made, 0), SUCCEEDED, 4)
+
+    assert made.count_overdue(100) is None
+    assert made.state(100) is CLOSED
+
+
+def test_a_trial_that_goes_on_when_its_time_is_over_has_failed() -> None:
+    made = opened(failures=1, recovery=30, timeout=5)
+    trial = permit(made, 30)
+
+    assert made.count_overdue(34) is None
+    assert made.count_overdue(35) is OPEN
+    assert made.half_open_in(35) == 30
+    assert made.end(trial, SUCCEEDED, 36) is None
+    assert made.state(36) is OPEN

@@ -296,6 +296,38 @@ async def test_a_process_that_stops_says_what_it_has_found_out(
     assert not mine.is_governed
 
 
+async def test_who_comes_too_late_looks_at_once_at_what_others_found_out(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing_module, "LOOK_EVERY", 1000)
+    mine = fleet.breaker()
+    await fleet.join(mine)
+    open_breaker = fleet.store.open_breaker
+
+    async def be_late(name: str, *, epoch: int, recovery: timedelta) -> bool:
+        await MemoryStore.open_breaker(fleet.store, name, epoch=epoch, recovery=10 * recovery)
+        return await open_breaker(name, epoch=epoch, recovery=recovery)
+
+    monkeypatch.setattr(fleet.store, "open_breaker", be_late)
+    fail(mine)
+    await until(lambda: mine.half_open_in == 10 * RECOVERY)
+
+    assert mine.news is None
+
+
+async def test_a_process_that_stops_does_not_wait_for_its_next_look(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing_module, "LOOK_EVERY", 1000)
+    mine = fleet.breaker()
+    member = await fleet.join(mine)
+
+    async with asyncio.timeout(20):
+        await member.stop()
+
+    assert not mine.is_governed
+
+
 async def test_by_a_clock_of_the_store_that_is_late_it_is_too_soon_for_trials(fleet: Fleet) -> None:
     mine = fleet.breaker()
     await fleet.join(mine)
@@ -458,6 +490,60 @@ async def test_a_store_that_goes_away_while_a_call_waits_for_its_answer_lets_it_
 
     assert not mine.is_governed
     assert mine.state == "closed"
+
+
+async def test_a_store_that_is_away_is_asked_less_and_less_often(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[int] = []
+
+    def backoff(number: int) -> float:
+        failures.append(number)
+        return 0.0
+
+    monkeypatch.setattr(sharing_module, "backoff", backoff)
+    mine = fleet.breaker()
+    await fleet.join(mine)
+    for _ in range(2):  # an outage counts from its beginning
+        failures.clear()
+        fleet.store.error = StoreUnavailable("away")
+        await until(lambda: len(failures) > 2)
+        fleet.store.error = None
+        await until(lambda: mine.is_governed)
+
+        assert failures[:3] == [1, 2, 3]
+
+
+async def test_a_process_stops_though_the_store_is_away(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing_module, "LOOK_EVERY", 1000)
+    mine = fleet.breaker()
+    member = await fleet.join(mine)
+    fleet.store.error = StoreUnavailable("away")
+
+    fail(mine)
+    await member.stop()
+
+    assert not mine.is_governed
+    assert "store.unavailable doing=share breakers" in caplog.text
+
+
+async def test_one_that_somebody_holds_does_not_keep_the_others_from_being_told_at_last(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing_module, "LOOK_EVERY", 1000)
+    held, free = fleet.breaker(), fleet.breaker("mail")
+    member = await fleet.join(held, free)
+    fleet.store.held_names = {"payments"}
+
+    fail(held)
+    fail(free)
+    await member.stop()
+
+    known = await MemoryStore.breakers(fleet.store, ["mail", "payments"])
+    assert known == [SharedBreaker("mail", 1, RECOVERY)]
+    assert "breaker.held breaker=payments" in caplog.text
 
 
 async def test_one_that_somebody_holds_goes_by_itself_and_the_others_do_not(

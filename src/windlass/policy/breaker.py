@@ -102,6 +102,8 @@ class Circuit:
         self._calls: dict[
             int, float
         ] = {}  # of this epoch, not ended: when they began, oldest first
+        self._due: dict[int, float] = {}  # when their time is over, if there is a limit
+        self._overdue: set[int] = set()  # those that were counted when it was
         self._tally = _tally(settings)
         self._bound = settings.threshold  # of calls in flight, while none has failed
         self._succeeded_at = -inf
@@ -125,6 +127,21 @@ class Circuit:
         self._give_up_silent(now)
         return bool(self._calls)
 
+    def count_overdue(self, now: float) -> BreakerState | None:
+        """Count calls in flight whose time is over; return the state that this changes to, if it does.
+
+        A coroutine in a block is cut off then. Plain functions and tasks go on.
+        """
+        while self._due:
+            number, due = next(iter(self._due.items()))
+            if due > now:
+                return None
+            permit = Permit(number, self.epoch)
+            if changed := self.end(permit, CallOutcome.FAILED, now):
+                return changed
+            self._overdue.add(number)
+        return None
+
     def admit(
         self, now: float, asking: Asking = Asking.FIRST, trials: Trials = Trials.OURS
     ) -> Permit | Refusal:
@@ -145,6 +162,8 @@ class Circuit:
             self._refused = 0
             permit = Permit(next(self._numbers), self.epoch)
             self._calls[permit.number] = now
+            if self._settings.timeout is not None:
+                self._due[permit.number] = now + self._settings.timeout
             return permit
         if is_trial:
             return Refusal(0.0, longest, is_near=has_place and is_undecided)
@@ -156,9 +175,11 @@ class Circuit:
     def end(self, permit: Permit, outcome: CallOutcome, now: float) -> BreakerState | None:
         """Take in how a call ended; return the state that it changes to, if it does."""
         state = self.state(now)
-        if permit.epoch != self.epoch:
+        if permit.epoch != self.epoch or permit.number in self._overdue:
+            self._overdue.discard(permit.number)
             return None
         self._calls.pop(permit.number, None)
+        self._due.pop(permit.number, None)
         match outcome:
             case CallOutcome.NO_VERDICT:
                 return None
@@ -189,7 +210,8 @@ class Circuit:
     def _change(self, state: BreakerState) -> BreakerState:
         self._state = state
         self.epoch += 1
-        self._calls.clear()
+        for known in (self._calls, self._due, self._overdue):
+            known.clear()
         self._successes = self._refused = 0
         return state
 

@@ -126,6 +126,8 @@ class Sharing:
                 async with answered_within(self._patience):
                     await self._tell(breaker)
                     await self._leave_trials(breaker)
+            except StoreBusy as error:
+                emit("breaker.held", breaker=breaker.name, error=error)
             except StoreUnavailable as error:
                 emit("store.unavailable", doing="share breakers", error=error)
                 return
