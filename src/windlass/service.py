@@ -1,14 +1,18 @@
 """The one shape of a background loop: it runs until it is asked to stop, and waits for no one."""
 
 import asyncio
+import contextvars
 import random
-from collections.abc import AsyncIterator, Awaitable, Coroutine
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from windlass.model.errors import StoreUnavailable, WindlassError
+from windlass.model.limits import shown
 
 T = TypeVar("T")
 
@@ -118,6 +122,45 @@ def run_now(call: Coroutine[Any, Any, T]) -> T:
         return value
     call.close()
     raise RuntimeError("a call that was to be done at once has suspended")
+
+
+async def in_thread(call: Callable[..., T], *arguments: Any) -> T:
+    """Run a call in a thread of its own: those of the event loop may all be lost to what hangs in them."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+    here = contextvars.copy_context()
+
+    def run() -> None:
+        outcome = outcome_of(partial(here.run, call, *arguments))
+        with suppress(RuntimeError):  # the event loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(answer_with, answer, *outcome)
+
+    threading.Thread(target=run, name="windlass-call", daemon=True).start()
+    return await answer
+
+
+def outcome_of(call: Callable[[], T]) -> tuple[T | None, BaseException | None]:
+    """Make a call, and return what it returned and what it raised."""
+    try:
+        return call(), None
+    except (StopIteration, GeneratorExit) as error:
+        # A future refuses the one and a coroutine takes the other for its own end: whoever waits
+        # would do so for ever.
+        wrapped = RuntimeError(f"the call raised {shown(error)}")
+        wrapped.__cause__ = error
+        return None, wrapped
+    except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+        return None, error
+
+
+def answer_with(answer: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    """Tell whoever waits for a call what became of it, if they still do. In their event loop."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)
 
 
 async def first_of(*waits: Awaitable[object]) -> None:

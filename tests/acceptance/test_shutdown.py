@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -240,3 +242,23 @@ async def test_a_worker_that_cannot_give_up_its_seat_says_so_and_ends(
 
     assert resigning.is_set()
     assert "store.unavailable doing=stop error=windlass-leader did not end" in caplog.text
+
+
+async def test_a_worker_starts_and_stops_although_every_thread_of_the_event_loop_hangs(
+    app: App,
+) -> None:
+    go_on = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    hanging = asyncio.create_task(asyncio.to_thread(go_on.wait, 60))
+    await asyncio.sleep(0)
+
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    async with asyncio.timeout(30):
+        async with app.worker():
+            assert await (await work.enqueue()).result() == "done"
+    assert not hanging.done()
+    go_on.set()
+    await hanging

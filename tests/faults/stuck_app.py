@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import threading
 import time
 from contextlib import suppress
 
@@ -52,10 +53,59 @@ async def abandoned() -> None:
     go_on_whatever_is_raised()
 
 
+@app.task(retry=3)
+async def computes() -> None:
+    """Blocks for as long as it likes: it has no time limit."""
+    while True:
+        with suppress(Exception):
+            time.sleep(0.01)
+
+
+@app.task(retry=1, timeout=0.3)
+async def blocks_at_last() -> None:
+    """Blocks when it is cancelled for the last time: when everything else has ended."""
+    while not is_leaving.is_set():
+        with suppress(BaseException):
+            await asyncio.sleep(FOR_EVER)
+    go_on_whatever_is_raised()
+
+
+@app.task(retry=1, timeout=0.3)
+async def blocks_the_end() -> None:
+    """Blocks while the worker leaves."""
+    with suppress(BaseException):
+        await asyncio.sleep(FOR_EVER)
+    with suppress(BaseException):
+        await is_leaving.wait()
+    go_on_whatever_is_raised()
+
+
+is_leaving = asyncio.Event()
+
+
+@app.on_shutdown
+async def leave() -> None:
+    is_leaving.set()
+    await asyncio.sleep(0.1)
+
+
 @app.task(retry=1, timeout=0.3)
 async def to_thread() -> None:
-    """Leaves a thread behind for which the interpreter would wait."""
+    """Leaves a thread behind that the event loop has given it."""
     await asyncio.to_thread(time.sleep, FOR_EVER)
+
+
+@app.task(retry=1, timeout=0.3)
+async def starts_thread() -> None:
+    """Leaves a thread of its own behind, for which the interpreter would wait."""
+    threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
+    await asyncio.sleep(FOR_EVER)
+
+
+@app.task
+async def look_up() -> str:
+    """Needs one of the same threads."""
+    return await asyncio.to_thread(str.upper, "found")
 
 
 def wait_in_c() -> None:

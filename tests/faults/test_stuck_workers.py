@@ -11,6 +11,7 @@ from faults.conftest import Start
 from faults.looking import LEFT, run
 from faults.processes import WorkerProcess, until
 from windlass import App
+from windlass.runtime.loop_threads import MOST
 
 GOOD = 30
 TWICE = ("stubborn", "deadlocked", "waits")  # they are tried
@@ -133,10 +134,57 @@ def test_a_worker_that_was_asked_to_stop_while_it_is_stuck_ends(
 def test_threads_that_a_handler_has_started_keep_no_process(
     database_url: str, sql_url: str, start: Start
 ) -> None:
-    asyncio.run(enqueue(database_url, ("to_thread", {})))
+    asyncio.run(enqueue(database_url, ("starts_thread", {})))
 
     worker = start(application=APPLICATION)
     until_nothing_is_left(worker, sql_url)
 
     assert worker.stop() == 0, worker.said()
-    assert [end[:2] for end in ends(sql_url)["to_thread"]] == [("dead", 1)]
+    assert [end[:2] for end in ends(sql_url)["starts_thread"]] == [("dead", 1)]
+
+
+def test_calls_that_hang_in_threads_of_the_event_loop_leave_others_their_place(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    tasks: list[tuple[str, dict[str, Any]]] = [("to_thread", {})] * (MOST + 2)
+    asyncio.run(enqueue(database_url, *tasks, ("look_up", {})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+    ended = ends(sql_url)
+    assert [end[:2] for end in ended["to_thread"]] == [("dead", 1)] * (MOST + 2)
+    assert [end[:2] for end in ended["look_up"]] == [("completed", 1)]
+
+
+@pytest.mark.parametrize(("name", "code"), [("blocks_the_end", 1), ("blocks_at_last", 0)])
+def test_a_handler_that_was_left_behind_cannot_hold_up_the_end(
+    database_url: str, sql_url: str, start: Start, name: str, code: int
+) -> None:
+    asyncio.run(enqueue(database_url, (name, {})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == code, worker.said()
+    assert [end[:2] for end in ends(sql_url)[name]] == [("dead", 1)]
+    assert run(sql_url, "SELECT count(*) FROM windlass.worker")[0][0] == 0
+
+
+# Two of one kind that come together are one to the system.
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT)])
+def test_a_handler_that_blocks_and_has_no_time_limit_ends_with_its_worker(
+    database_url: str, sql_url: str, start: Start, signals: tuple[signal.Signals, ...]
+) -> None:
+    asyncio.run(enqueue(database_url, ("computes", {})))
+
+    within = 1 if len(signals) == 1 else 3600
+    worker = start(application=APPLICATION, settings=QUICK | {"shutdown_timeout": within})
+    until(lambda: worker.has_said("loop.blocked"))
+    for one in signals:
+        worker.send(one)
+
+    assert worker.wait() == 0, worker.said()
+    assert [end[:2] for end in ends(sql_url)["computes"]] == [("pending", 0)]

@@ -133,6 +133,62 @@ async def test_what_only_the_event_loop_has_called_goes_on(interrupter: Interrup
     assert not hit()
 
 
+async def test_whose_code_runs_is_found_out_though_its_time_is_not_over(
+    interrupter: Interrupter,
+) -> None:
+    began = time.monotonic()
+    job = be_overdue()
+    job.give_way_at = time.monotonic() + 60
+
+    assert not hit()
+    assert interrupter.met is job
+    assert began <= interrupter.met_at <= time.monotonic()
+    current_job.set(None)
+    assert not hit()
+    assert interrupter.met is None
+
+
+async def test_what_has_the_place_of_a_job_and_is_none_goes_on(interrupter: Interrupter) -> None:
+    other: Any = object()  # as in a process that runs handlers for a worker
+    current_job.set((None, other))
+
+    assert not hit()
+    assert interrupter.met is None
+
+
+def test_what_runs_in_another_event_loop_goes_on() -> None:
+    async def installed() -> Interrupter:
+        interrupter = Interrupter()
+        interrupter.install()
+        return interrupter
+
+    async def is_interrupted() -> bool:
+        be_overdue()
+        return hit()
+
+    interrupter = asyncio.run(installed())
+    try:
+        assert not asyncio.run(is_interrupted())
+        assert interrupter.met is None
+    finally:
+        interrupter.remove()
+
+
+async def test_a_program_with_a_use_of_its_own_for_the_signal_is_sent_none() -> None:
+    taken: list[int] = []
+    signal.signal(SIGNAL, lambda number, _: taken.append(number))
+    try:
+        interrupter = Interrupter()
+        interrupter.install()
+        interrupter.interrupt()
+        assert taken == []
+        interrupter.remove()
+        assert not hit()
+        assert taken == [SIGNAL]
+    finally:
+        signal.signal(SIGNAL, signal.SIG_DFL)
+
+
 async def test_the_signal_is_taken_while_it_is_of_use_and_only_then() -> None:
     be_overdue()
     first, second = Interrupter(), Interrupter()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import pytest
 from unit.moved_clock import MovedClock
 from windlass.model.task import Claim, ClaimedTask
 from windlass.runtime import loop_watch
-from windlass.runtime.job import Job
+from windlass.runtime.job import GIVE_WAY_WITHIN, Job
 from windlass.runtime.loop_watch import LoopWatch
 
 
@@ -136,3 +137,82 @@ async def test_a_block_that_both_threads_see_at_once_is_told_once(
     await turns()
 
     assert told == ["loop.blocked", "loop.freed"]
+
+
+# A handler that should have given way
+
+
+class Insisting:
+    """A watch of a loop that a job blocks, without the signals that would interrupt the test."""
+
+    def __init__(self, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loop_watch, "LOOK_EVERY", 0.25)
+        self._clock = clock
+        self.given_up: list[Job] = []
+        self.job = self.overdue(1)
+        self.watch = LoopWatch(lambda: [self.job], self._give_up)
+
+    def overdue(self, number: int) -> Job:
+        made = job(number, None)
+        made.give_way_at = time.monotonic()
+        return made
+
+    async def _give_up(self, job: Job) -> None:
+        self.given_up.append(job)
+
+    async def insist(self, *, after: float) -> None:
+        self.job.runner = asyncio.current_task()  # which blocks the loop, as far as can be seen
+        self._clock.now += after
+        await self.watch._insist()
+
+
+@pytest.fixture
+async def insisting(clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> Insisting:
+    return Insisting(clock, monkeypatch)
+
+
+async def test_a_process_is_given_up_once_a_job_has_withstood_for_long_and_not_before(
+    insisting: Insisting,
+) -> None:
+    await insisting.insist(after=2.0)
+    await insisting.insist(after=GIVE_WAY_WITHIN - 0.01)
+    assert insisting.given_up == []
+
+    await insisting.insist(after=0.02)
+    assert insisting.given_up == [insisting.job]
+
+
+async def test_no_process_is_given_up_for_a_job_whose_time_is_not_over(
+    insisting: Insisting,
+) -> None:
+    insisting.job.give_way_at = time.monotonic() + 1000
+
+    for _ in range(3):
+        await insisting.insist(after=2 * GIVE_WAY_WITHIN)
+
+    assert insisting.given_up == []
+
+
+async def test_a_loop_that_has_turned_meanwhile_begins_the_count_anew(
+    insisting: Insisting, clock: MovedClock
+) -> None:
+    await insisting.insist(after=2.0)
+    clock.now += 2 * GIVE_WAY_WITHIN
+    insisting.watch._turned_at = clock.now
+
+    await insisting.insist(after=0.1)
+    await insisting.insist(after=2.0)
+    await insisting.insist(after=GIVE_WAY_WITHIN - 0.01)
+    assert insisting.given_up == []
+    await insisting.insist(after=0.02)
+    assert insisting.given_up == [insisting.job]
+
+
+async def test_another_job_that_blocks_is_given_time_of_its_own(insisting: Insisting) -> None:
+    await insisting.insist(after=2.0)
+    insisting.job = insisting.overdue(2)
+
+    await insisting.insist(after=2 * GIVE_WAY_WITHIN)
+    assert insisting.given_up == []
+    await insisting.insist(after=GIVE_WAY_WITHIN + 0.01)
+    assert insisting.given_up == [insisting.job]

@@ -1,6 +1,9 @@
 """Waiting for the first of several, pauses, and a block that the task beside it cancels."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from datetime import timedelta
 
 import pytest
@@ -12,6 +15,7 @@ from windlass.service import (
     backoff,
     cancelled_by,
     first_of,
+    in_thread,
     patience,
     stop_task,
 )
@@ -141,3 +145,44 @@ async def test_what_is_raised_before_the_limit_stays_what_it_is() -> None:
             await fail_after(failing)
     async with answered_within(10):
         pass
+
+
+async def test_a_call_in_a_thread_of_its_own_needs_none_of_the_event_loop() -> None:
+    go_on = threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    hanging = asyncio.create_task(asyncio.to_thread(go_on.wait, 30))
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(20):
+        assert await in_thread(str.upper, "done") == "DONE"
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await in_thread(next, iter(()))
+
+    assert not hanging.done()
+    go_on.set()
+    await hanging
+
+
+async def test_a_call_in_a_thread_sees_what_was_set_here() -> None:
+    here: ContextVar[str] = ContextVar("here")
+    here.set("set")
+
+    assert await in_thread(here.get) == "set"
+
+
+async def test_nobody_is_told_of_a_call_in_a_thread_that_was_given_up() -> None:
+    go_on, over = threading.Event(), threading.Event()
+
+    def call() -> None:
+        go_on.wait(30)
+        over.set()
+
+    given_up = asyncio.create_task(in_thread(call))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    go_on.set()
+    await in_thread(over.wait, 30)
+    await asyncio.sleep(0)
+
+    assert given_up.cancelled()

@@ -84,12 +84,17 @@ def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
         factory = importlib.import_module("uvloop").new_event_loop
     loop = factory()
     result = loop.run_until_complete(main)
+    insisting = threading.Timer(2 * LEAVE_AFTER, _leave, (result,))
+    insisting.daemon = True
+    if leaves_threads:
+        insisting.start()  # what is cancelled now may block the event loop
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
     if left and loop.run_until_complete(asyncio.wait(left, timeout=LEAVE_AFTER))[1]:
         _leave(result)
     loop.run_until_complete(loop.shutdown_asyncgens())
+    insisting.cancel()
     if leaves_threads and _has_threads_left():
         _leave(result)
     loop.close()

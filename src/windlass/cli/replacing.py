@@ -18,9 +18,14 @@ _folder = os.getcwd()  # noqa: PTH109 - where the command was begun: a handler m
 _noted: set[int] = set()  # signals that the event loop may not have heard of
 
 
-def note_signal(signum: int) -> None:
-    """Remember a signal also while the event loop does not turn. It hears of it in its own way."""
-    signal.signal(signum, lambda *_: _noted.add(signum))
+def note_signal(signum: int, tell: Callable[[], None]) -> None:
+    """Remember a signal also while the event loop does not turn, and tell of it. It hears of it in its own way."""
+
+    def note(*_: object) -> None:
+        _noted.add(signum)
+        tell()
+
+    signal.signal(signum, note)
     signal.siginterrupt(signum, False)
 
 

@@ -96,7 +96,7 @@ async def _work(
                 working.stop()
                 notify("STOPPING=1", patience=0)  # a courtesy: nothing waits for it
 
-            _on_signals(drain)
+            _on_signals(drain, working.note_stop)
             if stop:
                 drain()
             async with watchdog_told():
@@ -106,11 +106,12 @@ async def _work(
     return 1 if working.unsettled else 0
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def _on_signals(stop: Callable[[], None], note: Callable[[], None] = lambda: None) -> None:
+    """Stop when a signal comes; `note` is called at once, also while the event loop is blocked."""
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop)
-        note_signal(signum)
+        note_signal(signum, note)
 
 
 async def _opened(app: App, stop: Stop) -> bool:

@@ -1,6 +1,5 @@
 """Dead letters in files, before they are removed from the store."""
 
-import asyncio
 import hashlib
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from windlass.model.dead import DeadLetter
+from windlass.service import in_thread
 
 LONGEST_NAME = 80  # characters of a queue's name in the name of a file
 
@@ -26,7 +26,7 @@ class Archive:
     async def append(self, queue: str, letters: Sequence[DeadLetter], now: datetime) -> Path:
         """Write letters of a queue, and return where once they are on the disk."""
         path = self._folder / f"{file_stem(queue)}-{now.astimezone(UTC):%Y-%m-%d}.jsonl"
-        await asyncio.to_thread(_append, path, msgspec.json.Encoder().encode_lines(letters))
+        await in_thread(_append, path, msgspec.json.Encoder().encode_lines(letters))
         return path
 
 

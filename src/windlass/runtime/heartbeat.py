@@ -13,7 +13,7 @@ from uuid import UUID
 
 from windlass.model.limits import MARGIN
 from windlass.model.task import Pulse, WorkerInfo
-from windlass.service import answered_within
+from windlass.service import answered_within, in_thread
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import emit
@@ -105,7 +105,9 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._stopping = False
+        self._ending: asyncio.Event | None = None  # of its event loop
         self._has_beaten = threading.Event()
+        self._rests = threading.Event()
         self._beaten_at = time.monotonic()  # when the last beat succeeded, or it was made
 
     async def start(self) -> None:
@@ -115,12 +117,12 @@ class Heartbeat:
         later the server may have none to spare. One that does not answer is not waited for.
         """
         self._thread.start()
-        await asyncio.to_thread(self._has_beaten.wait, self._answer_within)
+        await in_thread(self._has_beaten.wait, self._answer_within)
 
     @property
     def is_beating(self) -> bool:
-        """Whether its thread lives."""
-        return self._thread.is_alive()
+        """Whether it goes on."""
+        return self._thread.is_alive() and not self._rests.is_set()
 
     @property
     def trouble(self) -> str:
@@ -130,28 +132,51 @@ class Heartbeat:
             return ""
         return f"has kept no lease for {silent:.0f} s"
 
-    async def stop(self) -> None:
-        """Stop beating and give the connection back."""
+    async def rest(self) -> None:
+        """Stop beating and give the connection back; the event loop is still watched."""
         self._stopping = True
         if self._loop is not None and self._beating is not None:
             # A beat under way is given up: a store that does not answer must not hold up the end.
             with suppress(RuntimeError):  # the loop is closed: it has stopped by itself
                 self._loop.call_soon_threadsafe(self._beating.cancel)
-        await asyncio.to_thread(self._thread.join)
+        await in_thread(self._rests.wait)
+
+    async def stop(self) -> None:
+        """End."""
+        await self.rest()
+        if self._loop is not None and self._ending is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ending.set)
+        await in_thread(self._thread.join)
 
     def _run(self) -> None:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(self._beat_until_stopped())
+        try:
+            asyncio.run(self._live())
+        finally:
+            self._rests.set()
 
-    async def _beat_until_stopped(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._beating = asyncio.current_task()
-        store = self._store.beside()
-        pause = 0.0
-        is_open = False
+    async def _live(self) -> None:
+        """Watch, and beat for as long as that is wanted."""
+        self._ending = asyncio.Event()
+        self._beating = asyncio.create_task(self._beat_until_stopped())
+        self._loop = asyncio.get_running_loop()  # from here on it can be stopped
         watching = [
             asyncio.create_task(watch()) for watch in (self._watch_expiry, self._watch_loop)
         ]
+        try:
+            await asyncio.wait([self._beating])
+            self._rests.set()
+            if not self._beating.cancelled():
+                self._beating.result()  # a fault of ours ends the thread, which probes tell
+            await self._ending.wait()
+        finally:
+            for task in watching:
+                task.cancel()
+
+    async def _beat_until_stopped(self) -> None:
+        store = self._store.beside()
+        pause = 0.0
+        is_open = False
         try:
             while not self._stopping:
                 await asyncio.sleep(pause)
@@ -169,8 +194,6 @@ class Heartbeat:
                     pause = min(RETRY_EVERY, self._every) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
                 self._has_beaten.set()
         finally:
-            for task in watching:
-                task.cancel()
             await store.close()
 
     async def _beat(self, store: Store) -> None:

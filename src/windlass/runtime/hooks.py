@@ -1,15 +1,16 @@
 """What an application wants to have called: when a worker starts and stops, and when a task has failed."""
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+from windlass.service import in_thread
 
 
 async def call(hook: Callable[..., Any], *arguments: Any) -> Any:
     """Call a hook, a coroutine function, or a plain one: in a thread if it is given anything to work on."""
     if arguments and not inspect.iscoroutinefunction(hook):
-        result = await asyncio.to_thread(hook, *arguments)
+        result = await in_thread(hook, *arguments)
     else:
         result = hook(*arguments)
     return await result if isinstance(result, Awaitable) else result

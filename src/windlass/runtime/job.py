@@ -117,14 +117,21 @@ class Job(msgspec.Struct, eq=False):
         """Seconds from the claim to the start, by the monotonic clock."""
         return None if self.started_at is None else self.started_at - self.received_at
 
+    def release(self) -> None:
+        """Let its time be over because the worker ends. From another thread: its own cannot hear of it."""
+        self._halt(Halt.RELEASED, "")
+
     def stop(self, halt: Halt, reason: str = "") -> None:
         """Ask the handler to give way. A lost lease overrides every other reason."""
-        if self.halt is None or halt is Halt.LOST:
-            self.halt, self.halt_reason = halt, reason or halt.value
-        if self.give_way_at is None or self.give_way_at > time.monotonic():
-            self.give_way_at = time.monotonic()
+        self._halt(halt, reason)
         if self.context is not None:
             self.context.cancel()
         # One that has not begun looks at this by itself: cancelled, it would never run at all.
         if self.runner is not None and self.started_at is not None:
             self.runner.cancel()
+
+    def _halt(self, halt: Halt, reason: str) -> None:
+        if self.halt is None or halt is Halt.LOST:
+            self.halt, self.halt_reason = halt, reason or halt.value
+        if self.give_way_at is None or self.give_way_at > time.monotonic():
+            self.give_way_at = time.monotonic()

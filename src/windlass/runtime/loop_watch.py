@@ -30,9 +30,16 @@ class LoopWatch:
     tells it by itself, once it turns again.
     """
 
-    def __init__(self, running: Callable[[], list[Job]], give_up: GiveUp | None = None) -> None:
+    def __init__(
+        self,
+        running: Callable[[], list[Job]],
+        give_up: GiveUp | None = None,
+        *,
+        must_end: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._running = running
         self._give_up = give_up  # the process, which this job blocks
+        self._must_end = must_end  # everything, whatever time it has
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._turned_at = time.monotonic()
@@ -89,6 +96,8 @@ class LoopWatch:
             self._insists_on = None
             return
         blocking = self._blocking()
+        if blocking is not None and self._must_end():
+            blocking.release()
         if blocking is None or not blocking.is_overdue():  # or it has yet to be found out
             self._insists_on = None
         elif blocking is not self._insists_on:

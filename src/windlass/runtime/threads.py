@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from windlass.model.limits import shown
+from windlass.service import answer_with, outcome_of
 
 GROW_AFTER = 0.001  # seconds without a free thread: whatever runs is not over in a moment
 
@@ -99,7 +99,7 @@ class Threads:
                 self._count_end(submitted)
             else:
                 submitted.thread = threading.get_ident()
-                outcome = _outcome(submitted.call)
+                outcome = outcome_of(submitted.call)
                 self._count_end(submitted)
                 self._end(submitted, *outcome)
                 del outcome
@@ -131,22 +131,4 @@ class Threads:
         self._is_told = False  # before the look: what ends after it is told again
         while self._ended:
             submitted, value, error = self._ended.popleft()
-            if submitted.answer.done():
-                continue  # it was given up
-            if error is None:
-                submitted.answer.set_result(value)
-            else:
-                submitted.answer.set_exception(error)
-
-
-def _outcome(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return call(), None
-    except (StopIteration, GeneratorExit) as error:
-        # A future refuses the one and a coroutine takes the other for its own end: whoever waits
-        # would do so for ever.
-        wrapped = RuntimeError(f"the handler raised {shown(error)}")
-        wrapped.__cause__ = error
-        return None, wrapped
-    except BaseException as error:  # noqa: BLE001 - handed to whoever waits
-        return None, error
+            answer_with(submitted.answer, value, error)

@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Never, Protocol
@@ -24,6 +25,7 @@ from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.runtime.hooks import call, call_all
 from windlass.runtime.job import Job
 from windlass.runtime.leaving import leave_behind
+from windlass.runtime.loop_threads import LoopThreads
 from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.measuring import new_metrics
 from windlass.runtime.monitor import Monitor
@@ -149,8 +151,11 @@ class Worker:
             patience=patience(self._lease),
         )
         self._loop_watch = LoopWatch(
-            self._slots.running, self._give_up_process if options.replace_process else None
+            self._slots.running,
+            self._give_up_process if options.replace_process else None,
+            must_end=self._must_end,
         )
+        self._asked_at: list[float] = []  # to stop, by the monotonic clock
         self.is_exhausted = False  # another process should take the place of this one
         self._beating_heart: Heartbeat | None = None
         self._listening: Listening | None = None
@@ -267,6 +272,16 @@ class Worker:
             slots.drain()  # at once: nothing is claimed or begun from here on
         self._stopping.set()
 
+    def note_stop(self) -> None:
+        """Note that it is asked to stop, also where the event loop is blocked and cannot be told."""
+        self._asked_at.append(time.monotonic())
+
+    def _must_end(self) -> bool:
+        """Whether nothing may run any more: it was asked for long ago, or more than once."""
+        asked = self._asked_at
+        deadline = self._options.shutdown_timeout
+        return len(asked) > 1 or (bool(asked) and time.monotonic() > asked[0] + deadline)
+
     def _count_stuck(self, threads: int) -> None:
         """Make room for a new process when too many threads of this one are lost to it."""
         if threads <= self._options.stuck_threads or self.is_exhausted:
@@ -296,16 +311,25 @@ class Worker:
     ) -> None:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
         turning = asyncio.create_task(self._loop_watch.turn(), name="windlass-turning")
+        if self._options.replace_process is not None:  # so is the event loop
+            asyncio.get_running_loop().set_default_executor(LoopThreads(self._threads))
         try:
             with self._monitored():
                 if not await self._has_started():
                     return
+                heart = self._heartbeat()
                 try:
-                    async with self._beating():
-                        await self._work(until_idle=until_idle, started=started)
+                    await heart.start()
+                    self._beating_heart = heart
+                    await self._work(until_idle=until_idle, started=started)
                 finally:
+                    self._beating_heart = None
+                    await heart.rest()
                     self._threads.close()
-                    await self._leave()
+                    try:
+                        await self._leave()
+                    finally:
+                        await heart.stop()  # so long it watches this event loop
         finally:
             await stop_task(turning)
 
@@ -357,18 +381,6 @@ class Worker:
     def _idle_heart(self) -> str:
         heart = self._beating_heart
         return self._stuck_heart() or ("" if heart is None else heart.trouble)
-
-    @asynccontextmanager
-    async def _beating(self) -> AsyncIterator[None]:
-        """Keep leases while the block lasts, from a thread that also watches this event loop."""
-        heartbeat = self._heartbeat()
-        try:
-            await heartbeat.start()
-            self._beating_heart = heartbeat
-            yield
-        finally:
-            self._beating_heart = None
-            await heartbeat.stop()
 
     async def _work(self, *, until_idle: bool, started: Callable[[], None] | None) -> None:
         stop_fetching, stop_services = Stop(), Stop()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from windlass.model.errors import StoreUnavailable
+from windlass.service import in_thread
 from windlass.store.postgres.embedded import EmbeddedServer, find_directory
 
 
@@ -21,13 +22,13 @@ class SharedServer:
 
     async def join(self) -> str:
         """Return the URL for the running event loop; start the server if nobody has yet."""
-        return await asyncio.to_thread(self._join, asyncio.get_running_loop())
+        return await in_thread(self._join, asyncio.get_running_loop())
 
     async def leave(self) -> None:
         """Leave, if the running event loop has joined; the last one gives up the hold."""
         loop = asyncio.get_running_loop()
         if loop in self._loops:
-            await asyncio.to_thread(self._leave, loop)
+            await in_thread(self._leave, loop)
 
     async def revive(self) -> None:
         """Start the server again if it has ended."""
