@@ -18,6 +18,7 @@ from windlass.model.failure import ErrorClass
 from windlass.runtime.processes import pool as pool_module
 from windlass.runtime.processes import process as process_module
 from windlass.runtime.processes.finding import Program
+from windlass.runtime.processes.guarding import Guarding
 from windlass.runtime.processes.messages import Answer, Died, Raised, Returned, Run
 from windlass.runtime.processes.options import Wear
 from windlass.runtime.processes.pool import Pool, Running
@@ -475,3 +476,27 @@ async def test_what_handlers_log_is_logged_by_the_worker(
     assert info.process == await result(pool, "pid")
     assert error.getMessage() == "odd: ?"
     assert "KeyError: 'NO_SUCH_ORDER'" in logging.Formatter().format(error)
+
+
+async def test_a_guardian_is_told_of_each_process_and_of_its_end_while_its_number_is_taken(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, bool]] = []
+    for name in ("begin", "end"):
+        monkeypatch.setattr(
+            Guarding, name, lambda _, pid, name=name: told.append((name, pid, _is_known(pid)))
+        )
+    pool = make()
+    await pool.start()
+    (first,) = pool._all
+    assert first.pid is not None
+
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: len(told) >= 3)
+
+    assert told[:2] == [("begin", first.pid, True), ("end", first.pid, True)]
+    assert told[2][0] == "begin"
+
+
+def _is_known(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

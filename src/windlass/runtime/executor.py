@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -105,9 +106,10 @@ class Executor:
     async def _run_apart(self, job: Job, definition: TaskDefinition) -> AttemptOutcome | None:
         """Run a handler in a process, where its arguments are decoded and its result is encoded."""
         job.started_at = time.monotonic()
-        job.is_waiting = True
         current_job.set((self._registry, job))  # for middleware; the handler is told there
-        limit = asyncio.timeout(None)
+        limit = asyncio.timeout(definition.timeout)
+        if definition.timeout is not None:
+            job.give_way_at = job.started_at + definition.timeout
         call: Callable[[], Awaitable[Any]] = partial(self._in_process, job, definition, limit)
         middleware = self._registry.middleware
         if middleware:
@@ -132,15 +134,31 @@ class Executor:
     async def _in_process(
         self, job: Job, definition: TaskDefinition, limit: asyncio.Timeout
     ) -> str | None:
+        """Run a handler; while it waits for a process its time stands still."""
+        if limit.expired():  # and middleware took no notice
+            raise Overran(definition.timeout or 0)
+        asked_at = time.monotonic()
+        spent = asked_at - (job.started_at or asked_at)  # by middleware
+        job.is_waiting = True
+        _reschedule(limit, None)
+        if job.halt is None:
+            job.give_way_at = None
+
         def begun() -> None:
-            job.started_at = time.monotonic()  # until here it waited for a process
             job.is_waiting = False
+            job.started_at = time.monotonic() - spent
             if definition.timeout is not None:
-                job.give_way_at = job.started_at + definition.timeout
-                limit.reschedule(asyncio.get_running_loop().time() + definition.timeout)
+                left = definition.timeout - spent
+                _reschedule(limit, asyncio.get_running_loop().time() + left)
+                if job.halt is None:
+                    job.give_way_at = job.started_at + definition.timeout
 
         assert self._apart is not None  # noqa: S101 - a worker of such types has processes
-        return await self._apart.run(job, definition, begun)
+        try:
+            return await self._apart.run(job, definition, begun)
+        finally:
+            if job.is_waiting:  # in vain; what middleware does about it takes time again
+                begun()
 
     async def _run_special(
         self, job: Job, definition: TaskDefinition
@@ -345,6 +363,11 @@ async def _within(
     if limit.expired():  # it caught its cancellation and returned all the same
         raise Overran(seconds or 0)
     return value
+
+
+def _reschedule(limit: asyncio.Timeout, when: float | None) -> None:
+    with suppress(RuntimeError):  # it is over: middleware has returned, and left the call behind
+        limit.reschedule(when)
 
 
 async def _decoded(call: Callable[[], Awaitable[str | None]]) -> Any:

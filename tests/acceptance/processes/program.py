@@ -49,12 +49,14 @@ def outlive(folder: str) -> None:
 
 
 @app.task(run="process")
-def endless(folder: str) -> None:
-    """Write down the process and what it starts, and never end."""
+def endless(folder: str, *, keeps_lock: bool = False) -> None:
+    """Write down the process and what it starts, and never end, perhaps keeping the interpreter's lock."""
     program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     noted = Path(folder) / f"{os.getpid()}.tmp"
     noted.write_text(f"{os.getpid()} {program.pid}")
     noted.rename(noted.with_suffix(".pids"))
+    if keeps_lock:
+        sum(range(10**15))
     time.sleep(600)
 
 

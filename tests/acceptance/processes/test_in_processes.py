@@ -11,8 +11,10 @@ import pytest
 from acceptance.processes import handlers
 from acceptance.processes.looking import WITHIN, is_alive, noted, until
 from acceptance.quick import QUICK
-from windlass import App, ConfigurationError, Context, Retry, TaskCancelled, TaskState
+from windlass import App, ConfigurationError, Context, Retry, TaskCancelled, TaskFailed, TaskState
 from windlass.runtime import executor
+from windlass.runtime.processes.messages import Died, Run
+from windlass.runtime.processes.pool import Running
 
 ONE: dict[str, Any] = {**QUICK, "processes": 1}
 AT_ONCE = Retry(max_attempts=2, base=0, jitter="none")
@@ -223,6 +225,112 @@ async def test_middleware_runs_in_the_worker_around_the_process(app_url: str) ->
         assert await handles[0].result() == 10
         assert seen[1] == "its process ended with exit code 3"
         assert (await handles[1].get()).errors[0]["type"] == "ProcessDied"
+
+
+@pytest.mark.parametrize("hangs", ["before", "after", "again"])
+async def test_middleware_around_a_process_has_no_more_time_than_its_task(
+    app_url: str, hangs: str
+) -> None:
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process", retry=1, timeout=0.5)(handlers.square)
+
+        @app.middleware
+        async def hang(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            if hangs == "after":
+                await call_next()
+            try:
+                await asyncio.sleep(WITHIN)
+            except asyncio.CancelledError:
+                if hangs != "again":
+                    raise
+            return await call_next()
+
+        async with asyncio.timeout(WITHIN / 2):
+            handle = await square.enqueue(3)
+            await app.run_worker(until_idle=True)
+
+        (error,) = (await handle.get()).errors
+        assert (error["type"], error["message"]) == ("TimeoutError", "took longer than 0.5 s")
+
+
+async def test_middleware_may_call_a_process_again(app_url: str) -> None:
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process", retry=1, timeout=30)(handlers.square)
+
+        @app.middleware
+        async def twice(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            return [await call_next(), await call_next()]
+
+        async with app.worker(), asyncio.timeout(WITHIN):
+            assert await (await square.enqueue(3)).result() == [9, 9]
+
+
+async def test_middleware_that_waited_for_a_process_in_vain_has_its_time_again(
+    app_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process", retry=1, timeout=0.5)(handlers.square)
+
+        @app.middleware
+        async def hang(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            try:
+                return await call_next()
+            except Exception:
+                await asyncio.sleep(WITHIN)
+
+        async with app.worker() as worker, asyncio.timeout(WITHIN / 2):
+            assert worker._processes is not None
+
+            async def begin(run: Run) -> Running | Died:
+                return Died("is not there")
+
+            monkeypatch.setattr(worker._processes, "begin", begin)
+            with pytest.raises(TaskFailed, match=r"took longer than 0\.5 s"):
+                await (await square.enqueue(3)).result()
+
+
+async def test_a_handler_that_forks_costs_no_process_of_its_worker(
+    app_url: str, tmp_path: Path
+) -> None:
+    async with App(app_url, **ONE) as app:
+        wait = app.task(run="process", retry=1)(handlers.wait_for)
+        async with app.worker() as worker, asyncio.timeout(WITHIN):
+            handle = await wait.enqueue(str(tmp_path / "noted"), str(tmp_path / "let_go"))
+            await noted(tmp_path / "noted")
+            pool = worker._processes
+            assert pool is not None
+            fork = os.fork()
+            if fork == 0:  # what the copy does when it exits
+                pool.kill()
+                os._exit(0)
+            assert await asyncio.to_thread(os.waitpid, fork, 0) == (fork, 0)
+            (tmp_path / "let_go").touch()
+            assert await handle.result()
+
+
+async def test_a_task_that_waits_for_a_process_uses_none_of_its_time(
+    app_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process", retry=1, timeout=1)(handlers.square)
+        async with app.worker() as worker, asyncio.timeout(WITHIN):
+            pool = worker._processes
+            assert pool is not None
+            begin, waits = pool.begin, asyncio.Event()
+
+            async def begin_late(run: Run) -> Running | Died:
+                waits.set()
+                await asyncio.sleep(1.5)  # longer than its time, while there is no process
+                return await begin(run)
+
+            monkeypatch.setattr(pool, "begin", begin_late)
+            handle = await square.enqueue(3)
+            await waits.wait()
+            (job,) = worker._slots.running()
+            assert job.is_waiting
+            assert job.give_way_at is None
+
+            assert await handle.result() == 9
 
 
 async def test_a_function_that_no_process_would_find_is_refused_when_a_worker_starts() -> None:

@@ -55,6 +55,11 @@ def handlers_of(folder: Path) -> list[int]:
     return [int(path.stem) for path in folder.glob("*.pids")]
 
 
+def children_of(pid: int) -> list[int]:
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
 @pytest.mark.parametrize("name", ["split", "split_by_library"])
 async def test_a_handler_enqueues_from_its_process(
     database_url: str, start: Start, name: str
@@ -86,14 +91,13 @@ async def test_a_killed_worker_leaves_no_process_behind(
 ) -> None:
     worker = start()
     async with App(database_url) as app, asyncio.timeout(WITHIN):
-        for _ in range(2):
-            await app.enqueue("endless", {"folder": str(tmp_path)})
+        for keeps_lock in (False, True):
+            await app.enqueue("endless", {"folder": str(tmp_path), "keeps_lock": keeps_lock})
         await until(lambda: len(processes_of(tmp_path)) == 4)
+        beside = children_of(worker.pid)
+        assert len(beside) > 2  # those of the handlers, and who ends them
         worker.send(signal.SIGKILL)
-        await until(lambda: not any(map(is_alive, handlers_of(tmp_path))))
-    for pid in processes_of(tmp_path):
-        if is_alive(pid):
-            os.kill(pid, signal.SIGKILL)  # what a handler started may have gone on
+        await until(lambda: not any(map(is_alive, [*processes_of(tmp_path), *beside])))
 
 
 async def test_a_worker_that_is_told_to_end_twice_leaves_no_process_behind(
@@ -103,12 +107,13 @@ async def test_a_worker_that_is_told_to_end_twice_leaves_no_process_behind(
     async with App(database_url) as app, asyncio.timeout(WITHIN):
         handle = await app.enqueue("endless", {"folder": str(tmp_path)})
         await until(lambda: len(processes_of(tmp_path)) == 2)
+        beside = children_of(worker.pid)
         worker.send(signal.SIGTERM)
         await until(lambda: worker.has_said("worker.stopping"))
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0, worker.said()
 
-        assert not any(map(is_alive, processes_of(tmp_path)))
+        await until(lambda: not any(map(is_alive, [*processes_of(tmp_path), *beside])))
         record = await handle.get()
         assert (record.status, record.attempts) == (TaskState.PENDING, 0)
 

@@ -1,6 +1,7 @@
 """A job whose handler runs in a process: sent there, waited for, and ended there if need be."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -73,7 +74,8 @@ class Apart:
         running = await self._processes.begin(self._message(job, definition))
         if isinstance(running, Died):
             raise _died(running)
-        job.task.forget_payload()
+        if job.context is None:  # or middleware may call it again
+            job.task.forget_payload()
         begun()
         try:
             await asyncio.wait([running.answer])
@@ -94,6 +96,9 @@ class Apart:
 
     def _message(self, job: Job, definition: TaskDefinition) -> Run:
         task, place = job.task, self._places[definition.name]
+        timeout = definition.timeout
+        if timeout is not None and job.started_at is not None:
+            timeout -= time.monotonic() - job.started_at  # what middleware has used
         return Run(
             type=task.type,
             module=place.module,
@@ -107,7 +112,7 @@ class Apart:
             max_attempts=task.max_attempts,
             queue=task.queue,
             worker_id=self._worker_id,
-            timeout=definition.timeout,
+            timeout=timeout,
             keep_result=definition.keep_result,
             max_result_bytes=self._max_result_bytes,
             error_paths=sorted(self._classifier.paths),

@@ -38,7 +38,6 @@ from windlass.runtime.processes.messages import (
 )
 from windlass.runtime.processes.raising import certain, raised
 
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 MEMORY = "memory:"
 CUT_OFF = 113  # the exit code of a process that cannot answer
 
@@ -60,12 +59,9 @@ def _stand_apart(worker: int) -> None:
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stay)  # not ignored: what handlers start would inherit that
-    if sys.platform == "linux":
-        # For a handler that keeps the lock of the interpreter: no thread of ours would see the end.
-        import ctypes  # noqa: PLC0415 - only here
-
-        ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != worker:
+    if (
+        os.getppid() != worker
+    ):  # it is gone already, and perhaps before it could name us to its guardian
         os._exit(1)
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import atexit
+import os
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from windlass.runtime.processes.finding import Program
+from windlass.runtime.processes.guarding import Guarding
 from windlass.runtime.processes.messages import Answer, Died, Run
 from windlass.runtime.processes.options import Wear
 from windlass.runtime.processes.process import Process
@@ -40,8 +42,10 @@ class Pool:
         self._program = program
         self._wear = wear
         self._loop = asyncio.get_running_loop()
-        # One thread for all starts, which lives as long as they do: they end with it.
+        self._pid = os.getpid()
+        # One thread for all starts: multiprocessing keeps its books for one at a time.
         self._spawner = ThreadPoolExecutor(1, "windlass-process-start")
+        self._guarding = Guarding()
         self._all: set[Process] = set()
         self._free: list[Process] = []
         self._waiting: deque[asyncio.Future[Process | Died]] = deque()
@@ -58,6 +62,7 @@ class Pool:
     async def start(self) -> None:
         """Start all, and wait until each is ready, or has failed to be."""
         atexit.register(self.kill)  # whatever happens; multiprocessing would wait for them
+        await self._loop.run_in_executor(self._spawner, self._guarding.start)
         tried = [self._loop.create_future() for _ in range(self._size)]
         self._keeping = [
             asyncio.create_task(self._keep(one), name="windlass-process-keeper") for one in tried
@@ -66,6 +71,8 @@ class Pool:
 
     async def stop(self) -> None:
         """End all: those that run something at once."""
+        if self._stop:
+            return
         self._stop.set()
         for process in list(self._all):
             if process.is_busy or process not in self._free:
@@ -76,13 +83,17 @@ class Pool:
             continue
         if self._keeping:
             await asyncio.wait(self._keeping)
+        await self._loop.run_in_executor(self._spawner, self._guarding.stop)
         self._spawner.shutdown(wait=False)
         atexit.unregister(self.kill)
 
     def kill(self) -> None:
-        """End all at once, whatever they run. Another thread may ask."""
+        """End all at once, whatever they run, for good. Another thread may ask."""
+        if os.getpid() != self._pid:
+            return  # a handler has forked, and this is the end of the copy
         for process in list(self._all):
             process.kill()
+        self._guarding.stop()
 
     async def begin(self, run: Run) -> Running | Died:
         """Run a handler in the next process that is free."""
@@ -136,7 +147,9 @@ class Pool:
         """Have one process at any time, and put another in its place when it ends."""
         failures = 0
         while not self._stop:
-            process = Process(program=self._program, answered=self._answered)
+            process = Process(
+                program=self._program, guarding=self._guarding, answered=self._answered
+            )
             self._all.add(process)
             is_ready = await process.start(self._spawner)
             if not tried.done():

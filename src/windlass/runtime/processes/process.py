@@ -15,6 +15,7 @@ import msgspec
 from windlass.model.limits import shown
 from windlass.runtime.processes import child
 from windlass.runtime.processes.finding import Program
+from windlass.runtime.processes.guarding import Guarding
 from windlass.runtime.processes.logs import levels, relog
 from windlass.runtime.processes.messages import (
     HEADER,
@@ -42,8 +43,11 @@ READ_ON = 0.5  # for what it had sent before it ended
 class Process:
     """A process that runs one handler at a time."""
 
-    def __init__(self, *, program: Program, answered: Callable[["Process"], None]) -> None:
+    def __init__(
+        self, *, program: Program, guarding: Guarding, answered: Callable[["Process"], None]
+    ) -> None:
         self._program = program
+        self._guarding = guarding
         self._answered = answered
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -85,6 +89,8 @@ class Process:
             return False
         finally:
             theirs.close()
+        if self.pid is not None:
+            self._guarding.begin(self.pid)
         if self.why:  # meanwhile
             self._signal(signal.SIGKILL)
         self._reading = asyncio.create_task(self._read(reader), name="windlass-process")
@@ -200,13 +206,17 @@ class Process:
     def _watch(self) -> None:
         pid = self._process.pid
         assert pid is not None  # noqa: S101 - it was started
-        if hasattr(os, "waitid"):
+        can_look = hasattr(os, "waitid")
+        if can_look:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             # Before its number is free for others: what handlers have left behind in its group.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+            self._guarding.end(pid)
         self._process.join()
+        if not can_look:
+            self._guarding.end(pid)
         with suppress(RuntimeError):  # the event loop is closed, and nobody waits any more
             self._loop.call_soon_threadsafe(self._ended, self._process.exitcode)
 
