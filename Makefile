@@ -26,7 +26,7 @@ test: $(INSTALLED) ## Run the tests on the embedded PostgreSQL
 	$(BIN)/python -m pytest -n 4 -m "not stress and not slow"
 
 slow: $(INSTALLED) ## Run the tests that take long for what they prove
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 4 -m slow
 
 # Left out: what is about an embedded server, or has none, and what a pooler has no part in: commands, handlers,
 # errors, values, probes. What a pooler cannot give is skipped by the tests themselves, with the reason (the mark needs_direct).

@@ -16,6 +16,7 @@ import pytest
 
 from acceptance.embedded_users import environment, postmaster, processes_of
 from acceptance.test_embedded_identities import python_as
+from slowly import slowly
 from windlass import App
 from windlass.store.postgres.embedded import is_installed
 
@@ -187,7 +188,10 @@ def test_the_kill_of_one_user_does_not_disturb_another(directory: Path, hold: Ho
     assert not processes_of(directory)
 
 
-@pytest.mark.parametrize("content", ["", "garbage\n", f"{2**22 - 1}\n/elsewhere\n"])
+@pytest.mark.parametrize(
+    "content",
+    slowly(["", "garbage\n", f"{2**22 - 1}\n/elsewhere\n"], lambda content: "/" not in content),
+)
 def test_files_that_a_killed_server_left_behind_are_not_believed(
     directory: Path, hold: Hold, content: str
 ) -> None:
@@ -229,7 +233,7 @@ async def test_two_apps_of_one_process_share_the_server_of_one_directory(directo
     assert not processes_of(directory)
 
 
-@pytest.mark.parametrize("user", ["ourselves", "nobody"])
+@pytest.mark.parametrize("user", slowly(["ourselves", "nobody"], lambda user: user == "ourselves"))
 def test_a_project_whose_path_has_spaces_is_found_from_below(
     folder: Path, hold: Hold, user: str
 ) -> None:

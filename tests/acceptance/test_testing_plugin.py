@@ -9,6 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from slowly import slowly
 from windlass.testing.databases import on_database
 
 SUITE = {
@@ -101,7 +102,7 @@ async def test_on_postgres_in_another_schema(windlass_on_postgres):
 }
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", slowly([0, 2], lambda processes: processes == 0))
 async def test_a_suite_of_a_user_passes_and_leaves_no_database(
     tmp_path: Path, server_url: str, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

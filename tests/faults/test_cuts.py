@@ -12,6 +12,7 @@ from faults.messages import COMMIT
 from faults.proxy import Effect, Point, after, before
 from faults.scenarios import SCENARIOS, Scenario
 from faults.scene import DEADLINE, Scene
+from slowly import slowly
 from windlass.model.errors import StoreUnavailable
 from windlass.store.port import Store
 from windlass.store.postgres import connection as connection_module
@@ -27,6 +28,8 @@ ELSEWHERE = {
     "enqueue_within": "all or nothing by the caller's own transaction: test_transactions.py",
     "complete_within": "all or nothing by the handler's own transaction: acceptance/completing",
 }
+# Those with the most points to be cut at.
+LONG = {"prepare_history", "retain", "tidy", "enqueue_more_than_one_statement_takes", "tasks"}
 # A few of each kind: one statement or several, on a connection of the pool or its own.
 PARTED = [
     scenario
@@ -48,7 +51,11 @@ def test_every_method_of_a_store_is_cut_somewhere() -> None:
     assert methods - ELSEWHERE.keys() == {scenario.method for scenario in SCENARIOS}
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    slowly(SCENARIOS, lambda scenario: scenario.name in LONG),
+    ids=lambda scenario: scenario.name,
+)
 async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repeated(
     scene: Scene, scenario: Scenario
 ) -> None:

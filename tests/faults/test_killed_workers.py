@@ -15,6 +15,7 @@ from faults.conftest import Start
 from faults.failpoints import STAGES, VERBS
 from faults.looking import LEFT, run
 from faults.processes import TESTS, WorkerProcess, until
+from slowly import slowly
 from windlass import App
 
 SHORT, LONG = 5, 2
@@ -23,6 +24,7 @@ UNSTARTED = ("claim.after", "take.before", "handler.before")
 STARTED = ("start.after", "enqueue.before", "enqueue.after")
 ENDED = ("handler.after", "settle.before", "settle.after")
 PLACES = (*UNSTARTED, *STARTED, *ENDED)
+ONE_OF_EACH = ("claim.after", "start.after", "settle.before")
 ELSEWHERE = (
     *("claim.before", "take.after", "start.before", "pulse.before", "pulse.after"),
     *("set_idle.before", "set_idle.after", "lead.before", "lead.after"),
@@ -57,7 +59,7 @@ def check_everything_completed_once(url: str) -> dict[str, list[asyncpg.Record]]
     return by_type
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", slowly(PLACES, lambda place: place not in ONE_OF_EACH))
 def test_what_a_killed_worker_held_is_carried_out_by_the_next(
     database_url: str, sql_url: str, tmp_path: Path, start: Start, place: str
 ) -> None:
@@ -81,6 +83,7 @@ def test_what_a_killed_worker_held_is_carried_out_by_the_next(
         assert attempts == [2] * LONG
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_one_after_another_leave_everything_to_the_last(
     database_url: str, sql_url: str, tmp_path: Path, start: Start
 ) -> None:
@@ -95,7 +98,7 @@ def test_workers_that_are_killed_one_after_another_leave_everything_to_the_last(
     check_everything_completed_once(sql_url)
 
 
-@pytest.mark.parametrize("place", DRAINING)
+@pytest.mark.parametrize("place", slowly(DRAINING, lambda place: place != "drain.after"))
 def test_a_worker_that_is_killed_while_it_drains_loses_nothing(
     database_url: str, sql_url: str, tmp_path: Path, start: Start, place: str
 ) -> None:

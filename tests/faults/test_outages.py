@@ -19,6 +19,7 @@ from faults.conftest import Start
 from faults.looking import LEFT, run
 from faults.processes import until
 from faults.servers import SESSIONS, Server
+from slowly import slowly
 from windlass import App
 from windlass.model.errors import StoreUnavailable
 from windlass.runtime import worker as worker_module
@@ -45,7 +46,10 @@ def runs(folder: Path) -> Counter[str]:
     return Counter(line.rpartition(" ")[0] for line in lines)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how",
+    slowly([signal.SIGINT, signal.SIGQUIT, signal.SIGKILL], lambda how: how is signal.SIGQUIT),
+)
 def test_workers_live_through_restarts_and_lose_nothing(
     server: Server, way: str, start: Start, tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -65,16 +65,36 @@ def test_what_waits_asks_again_soon(draw: float) -> None:
     assert 3 <= Account(Budget(window=60)).wait(draw) <= 9
 
 
+def test_those_that_wait_come_back_at_different_moments() -> None:
+    account = Account(Budget(window=60))
+
+    assert [account.wait(draw) for draw in (0.0, 0.25, 0.75)] == [3.0, 4.5, 7.5]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"share": 0, "window": 1, "at_least": 1},
+        {"share": 100, "window": 86_400, "at_least": 1_000_000},
+    ],
+)
+def test_a_budget_may_be_as_large_and_as_small_as_is_said(given: dict[str, int]) -> None:
+    Budget(**given)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"share": -1}, "share"),
+        ({"share": 100.1}, "share"),
         ({"share": float("nan")}, "share"),
         ({"share": "0.2"}, "share"),
-        ({"window": 0}, "window"),
+        ({"window": 0.9}, "window"),
+        ({"window": 86_401}, "window"),
         ({"window": None}, "window"),
         ({"at_least": 0}, "at_least"),
         ({"at_least": 1.5}, "at_least"),
+        ({"at_least": 1_000_001}, "at_least"),
     ],
 )
 def test_a_wrong_budget_is_named(wrong: dict[str, object], said: str) -> None:

@@ -23,19 +23,23 @@ TURNS = int(GRACE / EVERY)
 class _Store:
     """Says which types are unknown, and remembers which it was to fail."""
 
-    def __init__(self, *types: str) -> None:
+    def __init__(self, clock: MovedClock, *types: str) -> None:
+        self._clock = clock
         self.types = list(types)
+        self.answers_within = 0.0  # seconds
         self.failed: list[str] = []
         self.asked: dict[str, Any] = {}
         self.answer = [UUID(int=7)]
+        self.answers: dict[str, list[UUID]] = {}  # of types for which it is another one
 
     async def unknown_types(self) -> list[str]:
+        self._clock.now += self.answers_within
         return self.types
 
     async def fail_unknown(self, type: str, **asked: Any) -> list[UUID]:  # noqa: A002
         self.failed.append(type)
         self.asked = asked
-        return self.answer
+        return self.answers.get(type, self.answer)
 
 
 class _Look:
@@ -48,7 +52,7 @@ class _Look:
 class _Bench:
     def __init__(self, clock: MovedClock, *types: str) -> None:
         self.clock = clock
-        self.store = _Store(*types)
+        self.store = _Store(clock, *types)
         self.look = _Look()
         self.died: list[UUID] = []
         self._chore = UnknownTypes(
@@ -66,6 +70,7 @@ class _Bench:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovedClock:
     clock = MovedClock()
+    clock.now = float(int(clock.now))  # so that whole seconds add up, whatever the time is
     monkeypatch.setattr(unknown_module, "time", clock)
     return clock
 
@@ -86,6 +91,7 @@ async def test_a_type_fails_once_it_was_unknown_for_the_grace_and_not_before(
     assert bench.store.failed == ["lost"]
     assert bench.store.asked["ready_for"] == timedelta(seconds=GRACE)
     assert bench.store.asked["leadership"] == HELD
+    assert bench.store.asked["limit"] == PROMOTE_BATCH
     error = json.loads(bench.store.asked["error"])
     assert (error["type"], error["class"]) == ("UnknownTask", "code-bug")
     for said in ("'lost'", "60 s", "start a worker", "correct the name"):
@@ -140,6 +146,15 @@ async def test_what_nobody_looked_at_does_not_count(bench: _Bench, clock: MovedC
     assert bench.store.failed == ["lost"]
 
 
+async def test_the_time_that_the_store_takes_to_answer_does_not_count(bench: _Bench) -> None:
+    bench.store.answers_within = EVERY
+
+    await bench.turns(TURNS)
+    assert bench.store.failed == []
+    await bench.turns(1)
+    assert bench.store.failed == ["lost"]
+
+
 async def test_each_type_has_its_own_count(bench: _Bench) -> None:
     await bench.turns(5)
     bench.store.types = ["astray", "lost"]
@@ -156,6 +171,16 @@ async def test_a_full_batch_means_that_there_may_be_more(bench: _Bench) -> None:
     assert await bench.turns(1) is True
     bench.store.answer = []
     assert await bench.turns(1) is False
+
+
+async def test_a_full_batch_of_one_type_means_so_whatever_is_left_of_the_others(
+    clock: MovedClock,
+) -> None:
+    bench = _Bench(clock, "astray", "lost")
+    bench.store.answers = {"astray": [UUID(int=n) for n in range(PROMOTE_BATCH)]}
+
+    assert await bench.turns(TURNS + 1) is True
+    assert bench.store.failed == ["astray", "lost"]
 
 
 async def test_nothing_is_said_if_nothing_failed(
