@@ -6,6 +6,7 @@ import random
 import signal
 import socket
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 
 from acceptance.probes import fetch
 from acceptance.quick import QUICK
+from contract.pgbouncer import Pooler
 from faults.conftest import Start
 from faults.looking import LEFT, run
-from faults.processes import until
+from faults.processes import WorkerProcess, until
 from faults.servers import SESSIONS, Server
 from slowly import slowly
 from windlass import App
@@ -53,14 +55,33 @@ def runs(folder: Path) -> Counter[str]:
 def test_workers_live_through_restarts_and_lose_nothing(
     server: Server, way: str, start: Start, tmp_path: Path, how: signal.Signals
 ) -> None:
-    asyncio.run(enqueue(way, "across", 2))
-    asyncio.run(enqueue(way, "short", TASKS))
     workers = [start(url=way, settings=PATIENT, arguments=("--concurrency", "4")) for _ in range(2)]
+
+    lose_nothing(server, workers, tmp_path, lambda: server.restart(how))
+
+
+def test_workers_live_through_the_ends_of_their_pooler_and_lose_nothing(
+    server: Server, start: Start, tmp_path: Path
+) -> None:
+    with Pooler.running(server.url) as pooler:
+        way, settings = pooler.url(server.url), {**PATIENT, "pooler": True}
+        few = ("--concurrency", "4")
+        workers = [start(url=way, settings=settings, arguments=few) for _ in range(2)]
+
+        lose_nothing(server, workers, tmp_path, pooler.kill)
+
+
+def lose_nothing(
+    server: Server, workers: Sequence[WorkerProcess], folder: Path, fault: Callable[[], None]
+) -> None:
+    """Let workers work off tasks while a fault comes twice."""
+    asyncio.run(enqueue(server.url, "across", 2))
+    asyncio.run(enqueue(server.url, "short", TASKS))
     for part in (1, 2):
         until(lambda part=part: completed(server.url) >= part * TASKS // 4)  # type: ignore[misc]
-        server.restart(how)
+        fault()
     until(lambda: completed(server.url) == TASKS)
-    (tmp_path / "across.go").touch()
+    (folder / "across.go").touch()
     until(lambda: run(server.url, LEFT)[0][0] == 0)
 
     for worker in workers:
@@ -68,8 +89,8 @@ def test_workers_live_through_restarts_and_lose_nothing(
         assert "Traceback" not in worker.said()
     assert any("store.unavailable" in worker.said() for worker in workers)
     assert completed(server.url) == TASKS + 2
-    # They ran on while the server was away, and their leases held.
-    assert [runs(tmp_path)[f"across {n}"] for n in range(2)] == [1, 1]
+    # They ran on meanwhile, and their leases held.
+    assert [runs(folder)[f"across {n}"] for n in range(2)] == [1, 1]
 
 
 def test_workers_live_through_the_end_of_any_of_their_sessions(
