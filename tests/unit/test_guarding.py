@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,33 @@ fork = os.fork() if sys.argv[1] == "forked" else 0
 if fork == 0 and sys.argv[1] == "forked":
     time.sleep(600)
 print(*(one.pid for one in started), guarding._program.pid, fork, file=open(sys.argv[2], "w"), flush=True)
+time.sleep(600)
+"""
+
+# A worker whose guardian is killed, or cannot be started at first, and that names groups before and meanwhile.
+REPLACED = """
+import signal, subprocess, sys, time
+from windlass.runtime.processes.guarding import Guarding
+
+how, noted, python = *sys.argv[1:], sys.executable
+if how == "cannot start":
+    sys.executable = "/nowhere/python"
+guarding = Guarding()
+guarding.start()
+first = guarding._program
+before, taken_back, after = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(3)]
+guarding.begin(before.pid)
+guarding.begin(taken_back.pid)
+if how == "ends":
+    first.kill()
+    first.wait()
+guarding.end(taken_back.pid)
+guarding.begin(after.pid)
+sys.executable = python
+while guarding._program in (None, first):
+    time.sleep(0.01)
+pids = [one.pid for one in (before, taken_back, after, guarding._program)]
+print(*pids, file=open(noted, "w"), flush=True)
 time.sleep(600)
 """
 
@@ -78,18 +105,23 @@ def test_it_ends_at_once_when_it_is_told_to_and_ends_nothing() -> None:
     other.wait()
 
 
-@pytest.mark.parametrize("say", [Guarding.begin, Guarding.end])
-def test_a_worker_goes_on_when_its_guardian_was_killed(
-    say: Callable[[Guarding, int], None],
+@pytest.mark.parametrize("how", ["ends", "cannot start"])
+async def test_another_takes_its_place_and_is_told_of_all(
+    how: str, started: list[int], tmp_path: Path
 ) -> None:
-    guarding = Guarding()
-    guarding.start()
-    assert guarding._program is not None
-    guarding._program.kill()
-    guarding._program.wait()
+    noted = tmp_path / "noted"
+    worker = await asyncio.to_thread(
+        subprocess.Popen, [sys.executable, "-c", REPLACED, how, str(noted)]
+    )
+    await until(lambda: noted.exists() and noted.read_text().endswith("\n"))
+    started += map(int, noted.read_text().split())
+    before, taken_back, after, program = started
 
-    say(guarding, 12345)
-    guarding.stop()
+    worker.kill()
+    worker.wait()
+    await until(lambda: not any(map(is_alive, (before, after, program))))
+
+    assert is_alive(taken_back)
 
 
 def test_a_worker_goes_on_when_there_can_be_none(
