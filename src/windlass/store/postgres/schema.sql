@@ -336,31 +336,11 @@ CREATE FUNCTION windlass.cancel_task(cancelled uuid, why text, retention interva
     SET search_path TO 'pg_catalog', 'pg_temp'
     AS $$
 DECLARE
-    at timestamptz;
     claimed integer;
 BEGIN
     FOR turn IN 1..100 LOOP
         IF windlass.take_waiting(cancelled) THEN
-            at := windlass.clock();
-            WITH gone AS (
-                DELETE FROM windlass.task t WHERE t.id = cancelled RETURNING t.*
-            ), filed AS (
-                INSERT INTO windlass.history (
-                    id, type, queue, status, priority, max_attempts, attempts, generation,
-                    retention_seconds, drop_on, created_at, scheduled_for, completed_at,
-                    idempotency_key, payload, tags, last_error, errors
-                )
-                SELECT
-                    g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
-                    g.retention_seconds,
-                    windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
-                    g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
-                    windlass.folded_attempts(g.id)
-                FROM gone g
-            ), answered AS (
-                DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
-            )
-            DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+            PERFORM windlass.end_cancelled(ARRAY[cancelled], why, retention, key_retention);
             RETURN 'cancelled';
         END IF;
         SELECT t.generation INTO claimed FROM windlass.task t WHERE t.id = cancelled;
@@ -403,7 +383,6 @@ DECLARE
     waiting uuid[];
     taken uuid[];
     one uuid;
-    at timestamptz;
 BEGIN
     SELECT coalesce(array_agg(c.id), '{}'), coalesce(array_agg(c.generation), '{}') INTO claimed, generations
     FROM (
@@ -468,26 +447,7 @@ BEGIN
     ) f;
     DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
     DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
-    at := windlass.clock();
-    WITH gone AS (
-        DELETE FROM windlass.task t WHERE t.id = ANY (taken) RETURNING t.*
-    ), filed AS (
-        INSERT INTO windlass.history (
-            id, type, queue, status, priority, max_attempts, attempts, generation,
-            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
-            idempotency_key, payload, tags, last_error, errors
-        )
-        SELECT
-            g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
-            g.retention_seconds,
-            windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
-            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
-            windlass.folded_attempts(g.id)
-        FROM gone g
-    ), answered AS (
-        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
-    )
-    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+    PERFORM windlass.end_cancelled(taken, why, retention, key_retention);
 
     RETURN QUERY
     SELECT c.id, CASE
@@ -1283,6 +1243,39 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.end_cancelled(ended uuid[], why text, retention interval, key_retention interval) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    at constant timestamptz := windlass.clock();
+BEGIN
+    WITH gone AS (
+        DELETE FROM windlass.task t WHERE t.id = ANY (ended) RETURNING t.*
+    ), filed AS (
+        INSERT INTO windlass.history (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            idempotency_key, payload, tags, last_error, errors
+        )
+        SELECT
+            g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
+            g.retention_seconds,
+            windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
+            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags, why,
+            windlass.folded_attempts(g.id)
+        FROM gone g
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
+    )
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+END
+$$;
+
 CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[], expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -1883,7 +1876,6 @@ DECLARE
     waiting uuid[];
     taken uuid[];
     done integer;
-    at timestamptz;
     latest constant timestamptz := windlass.clock();
 BEGIN
     SELECT coalesce(array_agg(l.task_id), '{}') INTO late
@@ -1913,26 +1905,7 @@ BEGIN
     ) f;
     DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
     DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
-    at := windlass.clock();
-    WITH gone AS (
-        DELETE FROM windlass.task t WHERE t.id = ANY (taken) RETURNING t.*
-    ), filed AS (
-        INSERT INTO windlass.history (
-            id, type, queue, status, priority, max_attempts, attempts, generation,
-            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
-            idempotency_key, payload, tags, last_error, errors
-        )
-        SELECT
-            g.id, g.type, g.queue, 'cancelled', g.priority, g.max_attempts, g.attempts, g.generation,
-            g.retention_seconds,
-            windlass.drop_day(at, g.retention_seconds, retention, g.idempotency_key, key_retention),
-            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags,
-            'expired: it was not started in time', windlass.folded_attempts(g.id)
-        FROM gone g
-    ), answered AS (
-        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
-    )
-    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+    PERFORM windlass.end_cancelled(taken, 'expired: it was not started in time', retention, key_retention);
 
     -- What was cancelled, has ended or has begun does not expire any more.
     DELETE FROM windlass.expiry e
