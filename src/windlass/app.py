@@ -54,7 +54,7 @@ from windlass.registry import (
 )
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
-from windlass.runtime.worker import Worker
+from windlass.runtime.worker import OwnProcess, Worker
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore
@@ -383,12 +383,9 @@ class App(TaskSet):
         concurrency: int | None = None,
         shutdown_timeout: float | timedelta | None = None,
         monitor: Monitor | None = None,
-        replace_process: Callable[[], Never] | None = None,
+        process: OwnProcess | None = None,
     ) -> Worker:
-        """Make a worker that is not running yet, for whoever handles signals.
-
-        Whoever has given a process to it alone may say how another takes its place.
-        """
+        """Make a worker that is not running yet, for whoever handles signals, and may give it a process of its own."""
         self.registry.check_breakers()
         settings = self.settings
         if concurrency is not None:
@@ -409,7 +406,7 @@ class App(TaskSet):
                 on_dead=self._on_dead,
                 replay_rules=tuple(self._replay_rules),
                 # What is in memory alone would go with the process.
-                replace_process=None if self.url == "memory:" else replace_process,
+                process=None if self.url == "memory:" else process,
             ),
             monitor=monitor,
         )

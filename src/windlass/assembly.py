@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 from windlass.client import new_task_id, new_task_ids
 from windlass.maintenance.archive import Archive
@@ -19,7 +19,7 @@ from windlass.registry import Registry
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.monitor import Monitor
 from windlass.runtime.processes.options import ProcessOptions, Wear, usable_cores
-from windlass.runtime.worker import Worker, WorkerOptions
+from windlass.runtime.worker import OwnProcess, Worker, WorkerOptions
 from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
@@ -41,7 +41,7 @@ class Wishes:
     on_shutdown: Sequence[Callable[[], Any]]
     on_dead: Sequence[Callable[[TaskRecord], Any]]
     replay_rules: tuple[ReplayRule, ...]
-    replace_process: Callable[[], Never] | None
+    process: OwnProcess | None
 
 
 def make_worker(
@@ -100,7 +100,7 @@ def make_worker(
         max_result_bytes=settings.max_result_bytes,
         processes=processes,
         stuck_threads=settings.stuck_threads,
-        replace_process=wishes.replace_process,
+        process=wishes.process,
         on_startup=wishes.on_startup,
         on_shutdown=wishes.on_shutdown,
     )

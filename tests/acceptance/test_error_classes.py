@@ -1,6 +1,7 @@
 """What class an error is of, and what becomes of its task by that."""
 
 import asyncio
+import errno
 import json
 import threading
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import aiohttp
 import httpx
@@ -19,6 +20,8 @@ from click.testing import CliRunner
 from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Context, Retry, TaskFailed
 from windlass.cli import main
+from windlass.failures import classifier
+from windlass.failures.classifier import built_in_rules
 from windlass.model.task import TaskRecord
 
 SOON = Retry(max_attempts=3, base=0.01, jitter="none")
@@ -340,3 +343,23 @@ def test_a_wrong_attribute_is_named() -> None:
     ran = CliRunner().invoke(main, ["errors", "test", "x.Y", "--attribute", "errno"])
 
     assert (ran.exit_code, "--attribute 'errno': write it as PATH=VALUE" in ran.output) == (2, True)
+
+
+async def test_rules_are_read_before_there_is_an_error_to_judge(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    async def fail() -> None:
+        raise KeyError("a")
+
+    def refuse(_: str) -> Never:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    built_in_rules.cache_clear()
+    async with app.worker():
+        monkeypatch.setattr(classifier, "files", refuse)
+        handle = await fail.enqueue()
+        with pytest.raises(TaskFailed):
+            await handle.result(timeout=30)
+
+    assert (await handle.get()).error_class == "code-bug"

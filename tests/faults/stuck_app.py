@@ -61,6 +61,18 @@ async def computes() -> None:
             time.sleep(0.01)
 
 
+@app.task(retry=3)
+async def computes_in_c() -> None:
+    """Blocks where no handler of a signal in Python runs."""
+    wait_in_c()
+
+
+@app.task(retry=3)
+async def leaves_block() -> None:
+    """Ends, and something that it has started blocks."""
+    asyncio.get_running_loop().call_later(0.1, wait_in_c)
+
+
 @app.task(retry=1, timeout=0.3)
 async def blocks_at_last() -> None:
     """Blocks when it is cancelled for the last time: when everything else has ended."""
@@ -87,6 +99,18 @@ is_leaving = asyncio.Event()
 async def leave() -> None:
     is_leaving.set()
     await asyncio.sleep(0.1)
+    if fails_at_last:
+        raise RuntimeError("the last hook")
+
+
+fails_at_last: list[bool] = []
+
+
+@app.task(retry=1)
+async def fails_the_end() -> None:
+    """Leaves a thread behind, and lets the worker end with an error."""
+    fails_at_last.append(True)
+    threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
 
 
 @app.task(retry=1, timeout=0.3)

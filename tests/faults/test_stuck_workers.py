@@ -175,10 +175,24 @@ def test_a_handler_that_was_left_behind_cannot_hold_up_the_end(
 
 # Two of one kind that come together are one to the system.
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("name", "code", "end"),
+    [
+        ("computes", 0, ("pending", 0)),
+        ("computes_in_c", 1, ("pending", 0)),
+        ("leaves_block", 1, ("completed", 1)),
+    ],
+)
 def test_a_handler_that_blocks_and_has_no_time_limit_ends_with_its_worker(
-    database_url: str, sql_url: str, start: Start, signals: tuple[signal.Signals, ...]
+    database_url: str,
+    sql_url: str,
+    start: Start,
+    signals: tuple[signal.Signals, ...],
+    name: str,
+    code: int,
+    end: tuple[str, int],
 ) -> None:
-    asyncio.run(enqueue(database_url, ("computes", {})))
+    asyncio.run(enqueue(database_url, (name, {})))
 
     within = 1 if len(signals) == 1 else 3600
     worker = start(application=APPLICATION, settings=QUICK | {"shutdown_timeout": within})
@@ -186,5 +200,33 @@ def test_a_handler_that_blocks_and_has_no_time_limit_ends_with_its_worker(
     for one in signals:
         worker.send(one)
 
-    assert worker.wait() == 0, worker.said()
-    assert [end[:2] for end in ends(sql_url)["computes"]] == [("pending", 0)]
+    assert worker.wait() == code, worker.said()
+    assert worker.said().count("worker.started") == 1
+    assert [one[:2] for one in ends(sql_url)[name]] == [end]
+
+
+def test_a_worker_that_is_asked_to_stop_while_c_code_blocks_it_does_not_begin_anew(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, ("deadlocked", {})))
+
+    worker = start(application=APPLICATION)
+    until(lambda: worker.has_said("loop.blocked"))
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == 1, worker.said()
+    assert worker.said().count("worker.started") == 1
+    assert [end[:2] for end in ends(sql_url)["deadlocked"]] == [("pending", 1)]
+
+
+def test_a_worker_that_ends_with_an_error_waits_for_no_thread_either(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, ("fails_the_end", {})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+    worker.send(signal.SIGTERM)
+
+    assert worker.wait() == 1, worker.said()
+    assert "RuntimeError: the last hook" in worker.said()

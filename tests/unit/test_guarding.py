@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,27 @@ async def test_another_takes_its_place_and_is_told_of_all(
     await until(lambda: not any(map(is_alive, (before, after, program))))
 
     assert is_alive(taken_back)
+
+
+async def test_signals_for_the_worker_or_its_terminal_do_not_end_it() -> None:
+    guarding = Guarding()
+    guarding.start()
+    program = guarding._program
+    assert program is not None
+    assert os.getsid(program.pid) == program.pid
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        await until(partial(is_ignored, program.pid, each))
+        program.send_signal(each)
+
+    guarding.stop()
+
+    assert program.returncode == 0
+
+
+def is_ignored(pid: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = re.findall(r"(?m)^SigIgn:\s*(\w+)$", status)
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 def test_a_worker_goes_on_when_there_can_be_none(

@@ -131,3 +131,18 @@ async def test_a_call_that_is_cancelled_before_it_begins_never_does(threads: Thr
         await asyncio.to_thread(str.upper, "done")
 
     assert begun == []
+
+
+async def test_a_call_gives_up_its_place_once(threads: Threads) -> None:
+    executor, hanging = LoopThreads(threads), Hanging()
+    calls = [executor.submit(hanging) for _ in range(MOST)]
+    await until(lambda: hanging.begun == MOST)
+    for _ in range(2):
+        assert not calls[0].cancel()
+
+    after = [executor.submit(hanging) for _ in range(2)]
+    await until(lambda: hanging.begun == MOST + 1)
+
+    assert [one.running() for one in after] == [True, False]
+    hanging.go_on.set()
+    await until(lambda: all(one.done() for one in after))

@@ -148,16 +148,17 @@ class Insisting:
     def __init__(self, clock: MovedClock, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loop_watch, "LOOK_EVERY", 0.25)
         self._clock = clock
-        self.given_up: list[Job] = []
+        self.given_up: list[Job | None] = []
+        self.must_end = False
         self.job = self.overdue(1)
-        self.watch = LoopWatch(lambda: [self.job], self._give_up)
+        self.watch = LoopWatch(lambda: [self.job], self._give_up, must_end=lambda: self.must_end)
 
     def overdue(self, number: int) -> Job:
         made = job(number, None)
         made.give_way_at = time.monotonic()
         return made
 
-    async def _give_up(self, job: Job) -> None:
+    async def _give_up(self, job: Job | None) -> None:
         self.given_up.append(job)
 
     async def insist(self, *, after: float) -> None:
@@ -216,3 +217,19 @@ async def test_another_job_that_blocks_is_given_time_of_its_own(insisting: Insis
     assert insisting.given_up == []
     await insisting.insist(after=GIVE_WAY_WITHIN + 0.01)
     assert insisting.given_up == [insisting.job]
+
+
+async def test_a_process_that_must_end_is_given_up_whatever_blocks_it(
+    insisting: Insisting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insisting.watch, "_blocking", lambda: None)
+    for _ in range(3):
+        await insisting.insist(after=2 * GIVE_WAY_WITHIN)
+    assert insisting.given_up == []
+
+    insisting.must_end = True
+    await insisting.insist(after=2.0)
+    await insisting.insist(after=GIVE_WAY_WITHIN - 0.01)
+    assert insisting.given_up == []
+    await insisting.insist(after=0.02)
+    assert insisting.given_up == [None]

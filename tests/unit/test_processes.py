@@ -1,6 +1,7 @@
 """Processes are there when they are needed, bear whatever a handler does, and are replaced when they end."""
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -8,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Never
 from uuid import UUID
 
 import pytest
@@ -385,6 +386,29 @@ async def test_a_process_that_cannot_start_fails_who_waits_and_is_tried_ever_lat
     assert answer.reason.startswith("ended with exit code 7 before it was ready")
     await until(lambda: len(pauses) >= 3)
     assert pauses[:3] == [1, 2, 3]
+
+    monkeypatch.undo()
+    assert await result(pool, "double", n=1) == 2
+
+
+@pytest.mark.parametrize("lacking", ["socketpair", "connection"])
+async def test_a_process_for_which_there_is_no_descriptor_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    def refuse(**_: object) -> Never:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pool_module, "backoff", lambda _: 0.01)
+    if lacking == "socketpair":
+        monkeypatch.setattr(process_module, "socket", SimpleNamespace(socketpair=refuse))
+    else:
+        monkeypatch.setattr(asyncio, "open_unix_connection", refuse)
+    pool = make()
+    await pool.start()
+    answer = await run(pool, message("pid"))
+
+    assert isinstance(answer, Died)
+    assert "could not be started: OSError(24" in answer.reason
 
     monkeypatch.undo()
     assert await result(pool, "double", n=1) == 2

@@ -95,9 +95,9 @@ async def test_a_call_does_not_wait_although_a_thread_seemed_to_be_free(threads:
 
     first = threads.submit(wait)
     await asyncio.to_thread(began.wait, WITHIN)
-    threads._free += 1  # as if it had taken its work and not said so yet
+    threads._crew.free += 1  # as if it had taken its work and not said so yet
     second = threads.submit(lambda: 2)
-    threads._free -= 1
+    threads._crew.free -= 1
     async with asyncio.timeout(WITHIN / 2):
         answer = await second.answer
     go_on.set()
@@ -112,7 +112,7 @@ async def test_there_are_no_more_threads_than_are_needed(threads: Threads) -> No
     await run(threads, *[threading.current_thread] * 10)
     threads._grow()
 
-    assert threads._started <= 16
+    assert threads._crew.started <= 16
 
 
 async def test_what_a_call_raises_reaches_whoever_waits(threads: Threads) -> None:
@@ -201,3 +201,24 @@ async def test_closed_threads_end(threads: Threads) -> None:
 
     assert len(used) == 2
     assert not any(thread.is_alive() for thread in used)
+
+
+async def test_what_is_submitted_to_closed_threads_is_run_though_others_are_stuck() -> None:
+    threads = Threads()
+    go_on, began = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        go_on.wait(WITHIN)
+
+    stuck = threads.submit(hang)
+    assert began.wait(WITHIN)
+    threads.give_up(stuck)
+    before = threads.submit(lambda: "before")  # and for a moment nobody looks for a thread
+
+    threads.close()
+
+    assert await run(threads, lambda: "after") == ["after"]
+    assert await asyncio.wait_for(before.answer, WITHIN) == "before"
+    go_on.set()
+    threads.close()

@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import warnings
 from typing import Any
 
 import click
@@ -125,7 +126,9 @@ def _class_of(name: str) -> type[BaseException] | None:
     """The class of an exception, if it can be found here."""
     module, _, last = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module) if module else builtins, last, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it warns of is none of ours, nor an error
+            found = getattr(importlib.import_module(module) if module else builtins, last, None)
     except Exception:  # noqa: BLE001 - a library may fail in any way when it is imported
         found = None
     return found if isinstance(found, type) and issubclass(found, BaseException) else None

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 import click
@@ -83,9 +83,14 @@ def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
     if importlib.util.find_spec("uvloop") is not None:
         factory = importlib.import_module("uvloop").new_event_loop
     loop = factory()
-    result = loop.run_until_complete(main)
-    insisting = threading.Timer(2 * LEAVE_AFTER, _leave, (result,))
-    insisting.daemon = True
+    before = threading.enumerate()
+    try:
+        result = loop.run_until_complete(main)
+    except BaseException as error:
+        if leaves_threads and _has_threads_left(before):  # for which the error is told first
+            _leaving_soon(2 if isinstance(error, ConfigurationError) else 1).start()
+        raise
+    insisting = _leaving_soon(result)
     if leaves_threads:
         insisting.start()  # what is cancelled now may block the event loop
     left = asyncio.all_tasks(loop)
@@ -95,20 +100,25 @@ def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
         _leave(result)
     loop.run_until_complete(loop.shutdown_asyncgens())
     insisting.cancel()
-    if leaves_threads and _has_threads_left():
+    if leaves_threads and _has_threads_left(before):
         _leave(result)
     loop.close()
     return result
 
 
-def _has_threads_left() -> bool:
+def _has_threads_left(before: Collection[threading.Thread]) -> bool:
     """Whether threads that handlers have started go on, for which the interpreter would wait at its end."""
     until = time.monotonic() + LEAVE_AFTER
-    ours = (threading.main_thread(), threading.current_thread())
-    left = [one for one in threading.enumerate() if not one.daemon and one not in ours]
+    left = [one for one in threading.enumerate() if not one.daemon and one not in before]
     for thread in left:
         thread.join(max(0.0, until - time.monotonic()))
     return any(thread.is_alive() for thread in left)
+
+
+def _leaving_soon(result: object) -> threading.Timer:
+    leaving = threading.Timer(2 * LEAVE_AFTER, _leave, (result,))
+    leaving.daemon = True
+    return leaving
 
 
 def _leave(result: object) -> None:

@@ -1,10 +1,9 @@
 """Commands that do work: up, worker, migrate, enqueue."""
 
 import asyncio
-import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +20,7 @@ from windlass.cli.loading import (
     run,
 )
 from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
-from windlass.cli.replacing import note_signal, reap_left_over, replace_process
+from windlass.cli.own_process import OwnProcess, reap_left_over
 from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown
@@ -77,8 +76,9 @@ async def _work(
     shutdown_timeout: float | None,
 ) -> int:
     """Work until a signal; return the exit code, which tells whether everything was written."""
-    stop, draining = Stop(), Stop()
-    _on_signals(stop.set)
+    stop = Stop()
+    process = OwnProcess(stop.set)
+    process.listen()
     with app.monitor() as monitor:
         if not await _opened(app, stop):
             return 0
@@ -88,30 +88,21 @@ async def _work(
                 concurrency=concurrency,
                 shutdown_timeout=shutdown_timeout,
                 monitor=monitor,
-                replace_process=partial(replace_process, is_stopping=lambda: bool(draining)),
+                process=process,
             )
 
             def drain() -> None:
-                draining.set()
                 working.stop()
                 notify("STOPPING=1", patience=0)  # a courtesy: nothing waits for it
 
-            _on_signals(drain, working.note_stop)
+            process.stop = drain
             if stop:
                 drain()
             async with watchdog_told():
                 await working.run(started=partial(notify, "READY=1"))
-    if working.is_exhausted and not draining:
-        replace_process(is_stopping=lambda: False)
+    if working.is_exhausted and not process.times_asked():
+        process.replace()
     return 1 if working.unsettled else 0
-
-
-def _on_signals(stop: Callable[[], None], note: Callable[[], None] = lambda: None) -> None:
-    """Stop when a signal comes; `note` is called at once, also while the event loop is blocked."""
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, stop)
-        note_signal(signum, note)
 
 
 async def _opened(app: App, stop: Stop) -> bool:

@@ -38,6 +38,10 @@ class Classifier:
             self._paths = frozenset(path for rule in self.rules for path in rule.attributes or ())
         return self._paths
 
+    def load(self) -> None:
+        """Read the rules now: when an error is to be judged, there may be no file to be had."""
+        built_in_rules()
+
     def add(self, given: Mapping[str, Any]) -> None:
         """Add a rule of the application, which is tried after those that were added before."""
         self._in_code.append(parse_rule(given, place="error rule", source=IN_CODE))

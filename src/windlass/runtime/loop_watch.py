@@ -20,7 +20,7 @@ BLOCKED_AFTER = 1.0  # seconds without a turn
 LOOK_EVERY = 0.25
 FRAMES = 12
 
-GiveUp = Callable[[Job], Awaitable[None]]
+GiveUp = Callable[[Job | None], Awaitable[None]]
 
 
 class LoopWatch:
@@ -38,7 +38,7 @@ class LoopWatch:
         must_end: Callable[[], bool] = lambda: False,
     ) -> None:
         self._running = running
-        self._give_up = give_up  # the process, which this job blocks
+        self._give_up = give_up  # the process, which this job blocks, if it is one
         self._must_end = must_end  # everything, whatever time it has
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -47,7 +47,7 @@ class LoopWatch:
         self._told_of = 0.0  # the last turn before the block that was told
         self._interrupter = Interrupter()
         self._insists_on: Job | None = None  # which blocks the loop, and should not
-        self._insists_since = 0.0
+        self._insists_since: float | None = None
         self._asked_at = 0.0  # monotonic, when a signal was sent last
 
     @property
@@ -93,14 +93,14 @@ class LoopWatch:
         """Interrupt a handler that blocks the loop although its time is over; at last, give up the process."""
         now = time.monotonic()
         if now - self._turned_at < 2 * LOOK_EVERY:
-            self._insists_on = None
+            self._insists_since = None
             return
-        blocking = self._blocking()
-        if blocking is not None and self._must_end():
+        blocking, must_end = self._blocking(), self._must_end()
+        if must_end and blocking is not None:
             blocking.release()
-        if blocking is None or not blocking.is_overdue():  # or it has yet to be found out
-            self._insists_on = None
-        elif blocking is not self._insists_on:
+        if not must_end and (blocking is None or not blocking.is_overdue()):
+            self._insists_since = None  # or it has yet to be found out
+        elif self._insists_since is None or blocking is not self._insists_on:
             self._insists_on, self._insists_since = blocking, now
         elif now - self._insists_since > GIVE_WAY_WITHIN and self._give_up is not None:
             await self._give_up(blocking)

@@ -377,7 +377,7 @@ class Slots:
         while self._running:
             self._end(self._running.pop(), Released())
 
-    def last_settlements(self, blocking: Job) -> list[Settlement]:
+    def last_settlements(self, blocking: Job | None) -> list[Settlement]:
         """What is to be written of all that is held when a job has cost the process. Another thread may ask."""
         last = [self._settlement(job, Released()) for job in list(self._waiting)]
         for job in self.running():

@@ -4,7 +4,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from windlass.service import answer_with, outcome_of
@@ -25,6 +26,17 @@ class ThreadCall:
         self.is_given_up = False  # nobody waits for it
 
 
+class _Crew:
+    """Threads that take calls from one queue."""
+
+    __slots__ = ("free", "started", "work")
+
+    def __init__(self) -> None:
+        self.work: SimpleQueue[ThreadCall | None] = SimpleQueue()
+        self.free = 0  # threads that wait for work
+        self.started = 0
+
+
 class Threads:
     """Runs calls in threads that are kept and used again.
 
@@ -37,10 +49,8 @@ class Threads:
     def __init__(self, stuck: Callable[[int], None] = lambda _: None) -> None:
         self._tell_stuck = stuck  # how many calls were given up and have not returned
         self._loop = asyncio.get_running_loop()
-        self._work: SimpleQueue[ThreadCall | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self._free = 0  # threads that wait for work
-        self._started = 0
+        self._crew = _Crew()
         self.stuck = 0  # calls that were given up and have not returned
         self._growing: asyncio.TimerHandle | None = None
         self._ended: deque[tuple[ThreadCall, Any, BaseException | None]] = deque()
@@ -49,10 +59,7 @@ class Threads:
     def submit(self, call: Callable[[], Any]) -> ThreadCall:
         """Run a call in a thread, from the event loop."""
         submitted = ThreadCall(call, self._loop.create_future())
-        self._work.put(submitted)
-        if not self._started:
-            self._start(1)
-        self._look_soon()
+        self._put(submitted)
         return submitted
 
     def give_up(self, running: ThreadCall) -> None:
@@ -66,35 +73,47 @@ class Threads:
         self._tell_stuck(stuck)
 
     def close(self) -> None:
-        """Let every thread end once it has nothing to do."""
+        """Let every thread end once it has nothing to do. What is submitted later finds others."""
         if self._growing is not None:
             self._growing.cancel()
-        with self._lock:
-            for _ in range(self._started):
-                self._work.put(None)
-            self._started = self._free = 0
+            self._growing = None
+        crew, self._crew = self._crew, _Crew()
+        # Not left to threads that may all be stuck.
+        with suppress(Empty):
+            while (waiting := crew.work.get_nowait()) is not None:
+                self._put(waiting)
+        for _ in range(crew.started):
+            crew.work.put(None)
+
+    def _put(self, submitted: ThreadCall) -> None:
+        self._crew.work.put(submitted)
+        if not self._crew.started:
+            self._start(1)
+        self._look_soon()
 
     def _look_soon(self) -> None:
         """Look as long as anything waits: how many threads are free is known a moment late."""
-        if self._growing is None and self._work.qsize():
+        if self._growing is None and self._crew.work.qsize():
             self._growing = self._loop.call_later(GROW_AFTER, self._grow)
 
     def _grow(self) -> None:
         self._growing = None
-        lacking = self._work.qsize() - self._free
+        crew = self._crew
+        lacking = crew.work.qsize() - crew.free
         if lacking > 0:
-            self._start(min(lacking, self._started))
+            self._start(min(lacking, crew.started))
         self._look_soon()
 
     def _start(self, number: int) -> None:
+        crew = self._crew
         for _ in range(number):
-            self._started += 1
+            crew.started += 1
             # Daemons: a handler that never returns must not keep the process alive.
-            name = f"windlass-handler-{self._started}"
-            threading.Thread(target=self._run, name=name, daemon=True).start()
+            name = f"windlass-handler-{crew.started}"
+            threading.Thread(target=self._run, args=(crew,), name=name, daemon=True).start()
 
-    def _run(self) -> None:
-        while (submitted := self._next()) is not None:
+    def _run(self, crew: _Crew) -> None:
+        while (submitted := self._next(crew)) is not None:
             if submitted.answer.cancelled():  # before it began
                 self._count_end(submitted)
             else:
@@ -105,12 +124,12 @@ class Threads:
                 del outcome
             del submitted
 
-    def _next(self) -> ThreadCall | None:
+    def _next(self, crew: _Crew) -> ThreadCall | None:
         with self._lock:
-            self._free += 1
-        submitted = self._work.get()
+            crew.free += 1
+        submitted = crew.work.get()
         with self._lock:
-            self._free -= 1
+            crew.free -= 1
         return submitted
 
     def _count_end(self, submitted: ThreadCall) -> None:

@@ -61,6 +61,16 @@ class Companion(Protocol):
         """Stand for election and do what a leader does."""
 
 
+class OwnProcess(Protocol):
+    """The process of a worker that has one to itself."""
+
+    def times_asked(self) -> int:
+        """How often it was asked to stop, whether or not the event loop has heard of it. From any thread."""
+
+    def replace(self) -> Never:
+        """Begin anew, or end if it was asked to stop. From any thread."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
     """How a worker works; durations are seconds."""
@@ -78,7 +88,7 @@ class WorkerOptions:
     max_result_bytes: int
     processes: ProcessOptions
     stuck_threads: int
-    replace_process: Callable[[], Never] | None = None  # if the process is the worker's own
+    process: OwnProcess | None = None
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
 
@@ -107,6 +117,7 @@ class Worker:
         self._threads = Threads(self._count_stuck)
         types_apart = _types_apart(registry, options.info.types)
         self._processes = self._new_processes(types_apart) if types_apart else None
+        registry.classifier.load()
         self._executor = Executor(
             registry=registry,
             threads=self._threads,
@@ -152,10 +163,10 @@ class Worker:
         )
         self._loop_watch = LoopWatch(
             self._slots.running,
-            self._give_up_process if options.replace_process else None,
+            self._give_up_process if options.process else None,
             must_end=self._must_end,
         )
-        self._asked_at: list[float] = []  # to stop, by the monotonic clock
+        self._asked_at: float | None = None  # to stop, by the monotonic clock
         self.is_exhausted = False  # another process should take the place of this one
         self._beating_heart: Heartbeat | None = None
         self._listening: Listening | None = None
@@ -266,21 +277,22 @@ class Worker:
 
     def stop(self) -> None:
         """Ask to drain; asked again, insist: what still runs is given back at once."""
+        self._asked_at = self._asked_at or time.monotonic()
         if self._stopping:
             self._insisting.set()
         for slots in self._all_slots:
             slots.drain()  # at once: nothing is claimed or begun from here on
         self._stopping.set()
 
-    def note_stop(self) -> None:
-        """Note that it is asked to stop, also where the event loop is blocked and cannot be told."""
-        self._asked_at.append(time.monotonic())
-
     def _must_end(self) -> bool:
-        """Whether nothing may run any more: it was asked for long ago, or more than once."""
-        asked = self._asked_at
-        deadline = self._options.shutdown_timeout
-        return len(asked) > 1 or (bool(asked) and time.monotonic() > asked[0] + deadline)
+        """Whether nothing may run any more: that was asked for long ago, or more than once. In the heart's thread."""
+        process, now = self._options.process, time.monotonic()
+        times_asked = 0 if process is None else process.times_asked()
+        if self._asked_at is None and times_asked:
+            self._asked_at = now  # the event loop is blocked and cannot be told
+        asked_at = self._asked_at
+        is_late = asked_at is not None and now > asked_at + self._options.shutdown_timeout
+        return is_late or times_asked > 1
 
     def _count_stuck(self, threads: int) -> None:
         """Make room for a new process when too many threads of this one are lost to it."""
@@ -288,14 +300,14 @@ class Worker:
             return
         self.is_exhausted = True
         emit("worker.exhausted", worker_id=self._options.info.id, stuck_threads=threads)
-        if self._options.replace_process is not None and not self._stopping:
+        if self._options.process is not None and not self._stopping:
             self.stop()
 
-    async def _give_up_process(self, blocking: Job) -> None:
+    async def _give_up_process(self, blocking: Job | None) -> None:
         """Leave everything to a new process: a handler keeps the event loop. In the heart's thread."""
-        info, replace_process = self._options.info, self._options.replace_process
-        task = blocking.task
-        emit("worker.stuck", worker_id=info.id, task_id=task.id, type=task.type)
+        info, process = self._options.info, self._options.process
+        of = {} if blocking is None else {"task_id": blocking.task.id, "type": blocking.task.type}
+        emit("worker.stuck", worker_id=info.id, **of)
         if self._processes is not None:
             self._processes.kill()  # what ran there may run elsewhere in a moment
         last = [
@@ -303,15 +315,15 @@ class Worker:
             *(one for slots in self._all_slots for one in slots.last_settlements(blocking)),
         ]
         await leave_behind(self._store.beside(), info.id, last, within=LEAVE_WITHIN)
-        if replace_process is not None:
-            replace_process()
+        if process is not None:
+            process.replace()
 
     async def run(
         self, *, until_idle: bool = False, started: Callable[[], None] | None = None
     ) -> None:
         """Work until asked to stop, or until there is nothing ready and nothing running."""
         turning = asyncio.create_task(self._loop_watch.turn(), name="windlass-turning")
-        if self._options.replace_process is not None:  # so is the event loop
+        if self._options.process is not None:  # the event loop is its own too
             asyncio.get_running_loop().set_default_executor(LoopThreads(self._threads))
         try:
             with self._monitored():

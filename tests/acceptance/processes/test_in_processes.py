@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from acceptance.processes import handlers
 from acceptance.processes.looking import WITHIN, is_alive, noted, until
 from acceptance.quick import QUICK
 from windlass import App, ConfigurationError, Context, Retry, TaskCancelled, TaskFailed, TaskState
+from windlass.context import current_job
 from windlass.runtime import executor
+from windlass.runtime.job import Job
 from windlass.runtime.processes.messages import Died, Run
 from windlass.runtime.processes.pool import Running
 
@@ -229,10 +232,10 @@ async def test_middleware_runs_in_the_worker_around_the_process(app_url: str) ->
 
 @pytest.mark.parametrize("hangs", ["before", "after", "again"])
 async def test_middleware_around_a_process_has_no_more_time_than_its_task(
-    app_url: str, hangs: str
+    app_url: str, tmp_path: Path, hangs: str
 ) -> None:
     async with App(app_url, **ONE) as app:
-        square = app.task(run="process", retry=1, timeout=0.5)(handlers.square)
+        note = app.task(run="process", retry=1, timeout=0.5)(handlers.note)
 
         @app.middleware
         async def hang(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
@@ -246,11 +249,47 @@ async def test_middleware_around_a_process_has_no_more_time_than_its_task(
             return await call_next()
 
         async with asyncio.timeout(WITHIN / 2):
-            handle = await square.enqueue(3)
+            handle = await note.enqueue(str(tmp_path / "noted"))
             await app.run_worker(until_idle=True)
 
         (error,) = (await handle.get()).errors
         assert (error["type"], error["message"]) == ("TimeoutError", "took longer than 0.5 s")
+        assert (tmp_path / "noted").exists() == (hangs == "after")
+
+
+async def test_what_middleware_has_used_is_not_left_for_the_process(
+    app_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, told, limits = 0.3, [], []
+    async with App(app_url, **ONE) as app:
+        square = app.task(run="process", retry=1, timeout=30)(handlers.square)
+
+        @app.middleware
+        async def take_time(ctx: Context, call_next: Callable[[], Awaitable[Any]]) -> Any:
+            began = time.monotonic()
+            while time.monotonic() < began + used:
+                await asyncio.sleep(0.01)
+            value = await call_next()
+            _, job = current_job.get() or (None, None)
+            assert isinstance(job, Job)
+            assert job.give_way_at is not None
+            limits.append(job.give_way_at - time.monotonic())
+            return value
+
+        async with app.worker() as worker, asyncio.timeout(WITHIN):
+            pool = worker._processes
+            assert pool is not None
+            begin = pool.begin
+
+            async def look(run: Run) -> Running | Died:
+                told.append(run.timeout)
+                return await begin(run)
+
+            monkeypatch.setattr(pool, "begin", look)
+            assert await (await square.enqueue(3)).result() == 9
+
+    assert told[0] is not None
+    assert max(told[0], limits[0]) <= 30 - used
 
 
 async def test_middleware_may_call_a_process_again(app_url: str) -> None:

@@ -17,6 +17,7 @@ from acceptance.processes import program
 from acceptance.processes.looking import WITHIN, is_alive, until
 from acceptance.quick import QUICK
 from faults.processes import WorkerProcess
+from faults.processes import until as wait_until
 from windlass import App, TaskState
 from windlass.model.task import TaskFilter
 
@@ -231,3 +232,40 @@ def test_tasks_that_were_typed_in_are_refused_with_the_way_out() -> None:
 
     assert done.returncode == 1
     assert "put it into a module and import that" in done.stderr
+
+
+LEFT = """
+import asyncio, logging, sys, time
+from windlass import App
+
+app = App("memory:", processes=1, shutdown_timeout=600)
+
+@app.task(run="process")
+def hang() -> None:
+    open(sys.argv[1], "w").close()
+    time.sleep(600)
+
+async def main() -> None:
+    async with app.worker():
+        await hang.enqueue()
+        await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    asyncio.run(main())
+"""
+
+
+def test_a_program_that_is_interrupted_twice_does_not_wait_for_its_processes(
+    tmp_path: Path,
+) -> None:
+    script, begun, log = (tmp_path / name for name in ("left.py", "begun", "log"))
+    script.write_text(LEFT)
+    with log.open("w") as said:
+        left = subprocess.Popen([sys.executable, script, begun], stderr=said)
+    wait_until(begun.exists)
+    left.send_signal(signal.SIGINT)
+    wait_until(lambda: "worker.stopping" in log.read_text())
+    left.send_signal(signal.SIGINT)
+
+    assert left.wait(WITHIN) != 0

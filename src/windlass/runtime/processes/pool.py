@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import multiprocessing.util  # noqa: F401 - at the end of the program it waits for all that it knows of
 import os
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,7 @@ class Pool:
 
     async def start(self) -> None:
         """Start all, and wait until each is ready, or has failed to be."""
-        atexit.register(self.kill)  # whatever happens; multiprocessing would wait for them
+        atexit.register(self.kill)  # whatever happens: what is registered last is called first
         await self._loop.run_in_executor(self._spawner, self._guarding.start)
         tried = [self._loop.create_future() for _ in range(self._size)]
         self._keeping = [

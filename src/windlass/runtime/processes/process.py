@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.context import SpawnProcess
 
 import msgspec
 
@@ -50,6 +51,7 @@ class Process:
         self._guarding = guarding
         self._answered = answered
         self._loop = asyncio.get_running_loop()
+        self._process: SpawnProcess | None = None
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._answer: asyncio.Future[Answer] | None = None
         self._is_over = asyncio.Event()
@@ -69,26 +71,14 @@ class Process:
 
     async def start(self, spawner: Executor) -> bool:
         """Start it; return whether it is ready. If not, `how` says what became of it."""
-        ours, theirs = socket.socketpair()
-        self._process = get_context("spawn").Process(
-            target=child.main,
-            args=(theirs, os.getpid(), tuple(self._program), levels()),
-            name="windlass-process",
-        )
-        # Before it runs: whenever it ends, there is a connection to close.
-        reader, self._writer = await asyncio.open_unix_connection(sock=ours)
-        # Always to its end: one that nobody knows of could not be ended.
-        starting = self._loop.run_in_executor(spawner, self._process.start)
         try:
-            await asyncio.wait([starting])
-            starting.result()
+            reader = await self._launch(spawner)
         except Exception as error:  # noqa: BLE001 - the worker lives, and says why it has none
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
             self._is_over.set()
             self.how = f"could not be started: {shown(error)}"
             return False
-        finally:
-            theirs.close()
         if self.pid is not None:
             self._guarding.begin(self.pid)
         if self.why:  # meanwhile
@@ -106,10 +96,32 @@ class Process:
             return False
         return True
 
+    async def _launch(self, spawner: Executor) -> asyncio.StreamReader:
+        """Start it, and return where it answers."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = get_context("spawn").Process(
+                target=child.main,
+                args=(theirs, os.getpid(), tuple(self._program), levels()),
+                name="windlass-process",
+            )
+            # Before it runs: whenever it ends, there is a connection to close.
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            # Always to its end: one that nobody knows of could not be ended.
+            starting = self._loop.run_in_executor(spawner, process.start)
+            self._process = process
+            await asyncio.wait([starting])
+            starting.result()
+        return reader
+
     @property
     def pid(self) -> int | None:
-        """Its number."""
-        return self._process.pid
+        """Its number, if it was started."""
+        return None if self._process is None else self._process.pid
 
     @property
     def is_busy(self) -> bool:
@@ -204,8 +216,8 @@ class Process:
     # Its end, seen from a thread: a descriptor that tells of it may be held by what a handler forked
 
     def _watch(self) -> None:
-        pid = self._process.pid
-        assert pid is not None  # noqa: S101 - it was started
+        process, pid = self._process, self.pid
+        assert process is not None and pid is not None  # noqa: S101, PT018 - it was started
         can_look = hasattr(os, "waitid")
         if can_look:
             with suppress(ChildProcessError):
@@ -214,11 +226,11 @@ class Process:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._guarding.end(pid)
-        self._process.join()
+        process.join()
         if not can_look:
             self._guarding.end(pid)
         with suppress(RuntimeError):  # the event loop is closed, and nobody waits any more
-            self._loop.call_soon_threadsafe(self._ended, self._process.exitcode)
+            self._loop.call_soon_threadsafe(self._ended, process.exitcode)
 
     def _ended(self, code: int | None) -> None:
         is_killed = self.why == "killed"
