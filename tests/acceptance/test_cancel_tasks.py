@@ -91,7 +91,8 @@ async def test_a_state_that_is_named_is_taken_at_its_word(app: App) -> None:
     ("given", "said"),
     [
         ({}, "no filter was given.*everything=True"),
-        ({"type": None, "status": []}, "no filter was given"),
+        ({"type": None, "status": None}, "no filter was given"),
+        ({"type": "work", "status": []}, r"status \[\]: use one of"),
         ({"everything": True, "type": "work"}, "everything=True excludes a filter"),
         ({"everything": "yes"}, "everything 'yes' must be True or False"),
         ({"type": "work", "dry_run": "no"}, "dry_run 'no' must be True or False"),

@@ -155,6 +155,7 @@ def test_a_listing_goes_on(windlass: Run, letters: list[str]) -> None:
         (("discard",), "either by id or by filter"),
         (("replay", "--queue", "x", "--rate", "fast"), "rate 'fast': write it as in '10/s'"),
         (("replay", "--queue", "x", "--canary", "0"), "canary 0"),
+        (("replay", "--queue", "x", "--max-failures", "50"), "max_failures 50.0 is of the canary"),
         (("replay", "--queue", "x", "--max-failures", "101"), "max_failures 101"),
         (("replay", "--queue", "x", "--set", "n"), "--set 'n': write it as NAME=JSON"),
         (("replay", "--queue", "x", "--set", "n=x"), "--set n is not JSON"),

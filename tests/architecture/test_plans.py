@@ -293,22 +293,31 @@ async def test_cancelling_many_reads_what_it_cancels(subject: Subject, analyzed:
 
 @pytest.mark.parametrize("retried", [0, 500])
 @pytest.mark.parametrize("analyzed", [False, True])
-async def test_burying_what_is_ready_looks_at_so_many(
-    subject: Subject, analyzed: bool, retried: int
+@pytest.mark.parametrize("place", ["ready", "scheduled"])
+async def test_burying_what_waits_looks_at_so_many(
+    subject: Subject, analyzed: bool, retried: int, place: str
 ) -> None:
     if retried:
         await subject.fill(retried)
         held = await subject.claim(retried)
         await subject.store.settle(settlements(held, Outcome.RETRIED))
+    await subject.fill(20_000, of="mail")
     await subject.fill(50_000)
+    if place == "scheduled":
+        await subject.connection.execute(
+            "WITH gone AS (DELETE FROM windlass.ready RETURNING task_id, lane, generation) "
+            "INSERT INTO windlass.scheduled SELECT *, now() + interval '1 hour' FROM gone"
+        )
     await subject.store.stop_retries("resize", "stop")
     if analyzed:
         await subject.analyze()
     subject.start_measuring()
 
-    assert await subject.store.bury_ready("resize", 1000) == (retried, ANY)
+    store = subject.store
+    bury = store.bury_scheduled if place == "scheduled" else store.bury_ready
+    assert await bury("resize", 1000) == (retried, ANY)
 
-    assert subject.rows("ready") <= 10_000 + 2 * retried
+    assert subject.rows(place) <= 10_000 + 2 * retried
     assert subject.rows("task") <= 2 * retried
     assert subject.rows("attempt") <= 3 * retried
     assert subject.buffers < 10_500 + 80 * retried

@@ -19,7 +19,8 @@ from contract.postgres_sessions import (
     settlements,
     worker_info,
 )
-from windlass.model.errors import StoreUnavailable
+from windlass.client import Client
+from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import (
     Answer,
     Callback,
@@ -33,6 +34,7 @@ from windlass.model.task import (
     TaskState,
     TypeDefaults,
 )
+from windlass.registry import Registry
 from windlass.store.postgres import operating
 from windlass.store.postgres.store import PostgresStore
 
@@ -128,11 +130,11 @@ async def test_burying_goes_round_what_somebody_holds(
     await (holding.store.cancel(first, "no need") if holds == "place" else holding.lock_task(first))
 
     async with asyncio.timeout(AT_ONCE):
-        assert await store.bury_retries("resize", 10) == 1
+        assert (await store.bury_scheduled("resize", 10)).number == 1
 
     assert await sessions.places(second) == ["dead"]
     await holding.rollback()
-    assert await store.bury_retries("resize", 10) == 1
+    assert (await store.bury_scheduled("resize", 10)).number == 1
     assert await sessions.places(first) == ["dead"]
 
 
@@ -182,18 +184,20 @@ async def test_what_somebody_is_about_to_claim_is_not_buried(
         assert await store.settle(settlements(held, Outcome.COMPLETED)) == [Answer.APPLIED]
 
 
-async def test_what_is_ready_in_lanes_that_rest_is_buried(
-    store: PostgresStore, sessions: Sessions
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_what_waits_in_lanes_that_rest_is_buried(
+    store: PostgresStore, sessions: Sessions, delay: float
 ) -> None:
     ids = await add(store, 3)
-    await store.settle(settlements(await claim(store, limit=3), Outcome.RETRIED))
+    await store.settle(settlements(await claim(store, limit=3), Outcome.RETRIED, delay=delay))
     await sessions.watcher.execute(
         "WITH gone AS (DELETE FROM windlass.lane RETURNING lane, queue, type, priority, kind) "
         "INSERT INTO windlass.resting_lane SELECT * FROM gone"
     )
     await store.stop_retries("resize", "stop")
 
-    assert (await store.bury_ready("resize", 10)).number == 3
+    bury = store.bury_scheduled if delay else store.bury_ready
+    assert (await bury("resize", 10)).number == 3
 
     for task_id in ids:
         assert await sessions.places(task_id) == ["dead"]
@@ -213,20 +217,22 @@ async def test_a_retry_that_is_put_off_for_too_long_leaves_nothing_where_it_woul
     assert await sessions.places(task_id) == ["dead"]
 
 
+@pytest.mark.parametrize("delay", [0.0, 60.0])
 async def test_burying_goes_on_behind_what_it_has_passed_over(
-    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, delay: float
 ) -> None:
     monkeypatch.setattr(operating, "LOOKS", 3)
     retried = await add(store, 2)
-    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED))
-    fresh = await add(store, 7)
+    await store.settle(settlements(await claim(store, limit=2), Outcome.RETRIED, delay=delay))
+    fresh = await add(store, 7, delay=delay)
     late = await add(store, 1, priority=20)
-    await store.settle(settlements(await claim(store, limit=1), Outcome.RETRIED))
+    await store.settle(settlements(await claim(store, limit=1), Outcome.RETRIED, delay=delay))
     await store.stop_retries("resize", "stop")
 
+    bury = store.bury_scheduled if delay else store.bury_ready
     numbers, after = [], None
     for _ in range(20):
-        number, after = await store.bury_ready("resize", 10, after=after)
+        number, after = await bury("resize", 10, after=after)
         numbers.append(number)
         if after is None:
             break
@@ -235,7 +241,27 @@ async def test_burying_goes_on_behind_what_it_has_passed_over(
     assert len(numbers) == 3 + 1 + 1 + 1  # a lane of nine, its end, a lane of one, none
     for task_id in (*retried, *late):
         assert await sessions.places(task_id) == ["dead"]
+    await sessions.advance(timedelta(seconds=61))
+    await store.promote(10)
     assert set(await granted(store)) == set(fresh)
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+@pytest.mark.parametrize("table", ["attempt", "dead"])
+async def test_burying_waits_for_what_it_cannot_go_round_only_so_long(
+    store: PostgresStore, sessions: Sessions, table: str, delay: float
+) -> None:
+    await add(store)
+    await store.settle(settlements(await claim(store), Outcome.RETRIED, delay=delay))
+    holding = await sessions.begin()
+    await holding.connection.execute(f"LOCK TABLE windlass.{table} IN SHARE MODE")
+
+    client = Client(store=store, registry=Registry(), max_payload_bytes=1000)
+    with pytest.raises(StoreBusy, match="retries of 'resize' are stopped, and 0 tasks"):
+        await client.stop_retries("resize", "stop")
+
+    await holding.rollback()
+    assert await client.stop_retries("resize", "stop") == 1
 
 
 async def test_what_follows_is_there_only_if_the_end_is(

@@ -140,7 +140,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     ),
     "requested_cancellations": lambda s: s.store.requested_cancellations(s.ids),
     "stop_retries": lambda s: s.store.stop_retries("resize", "stop"),
-    "bury_retries": lambda s: s.store.bury_retries("resize", 10),
+    "bury_scheduled": lambda s: s.store.bury_scheduled("resize", 10),
     "bury_ready": lambda s: s.store.bury_ready("resize", 10),
     "types": lambda s: s.store.types(),
     "allow_retries": lambda s: s.store.allow_retries("resize"),

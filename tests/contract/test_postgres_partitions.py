@@ -157,3 +157,19 @@ async def test_whether_there_is_a_place_is_found_out_whatever_plan_the_server_ma
     await keeper.store.check_completion(Fence(held.token, task_id, 1))
 
     assert (await keeper.spans() == spans) is has_place
+
+
+async def test_whether_there_is_a_place_is_found_out_on_the_day_where_the_last_one_ends(
+    keeper: Keeper,
+) -> None:
+    await keeper.prepare()
+    past = max(span.past for span in await keeper.spans())
+    today = (await keeper.store.now()).date()
+    for day in (past - DAY, past):
+        spans = await keeper.spans()
+        task_id = (await keeper.enqueue(retention=day - today)).id
+        held = await keeper.claim()
+
+        await keeper.store.check_completion(Fence(held.token, task_id, 1))
+
+        assert (await keeper.spans() == spans) is (day < past)

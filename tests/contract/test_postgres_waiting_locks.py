@@ -239,6 +239,48 @@ async def test_of_many_one_that_somebody_asks_to_cancel_keeps_no_other(
     assert await store.requested_cancellations([asked, other, waiting]) == reasons
 
 
+async def test_of_many_only_those_are_held_that_somebody_asks_to_cancel(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    ids = await add(store, 40)
+    await claim(store, limit=40)
+    asking = await sessions.begin()
+    for task_id in ids[:15]:
+        await asking.store.cancel(task_id, "first")
+
+    async with asyncio.timeout(AT_ONCE):
+        answers = await store.cancel_many(ids, "second")
+
+    assert answers == [CancelAnswer.HELD] * 15 + [CancelAnswer.REQUESTED] * 25
+
+
+@pytest.mark.parametrize("verb", ["cancel", "cancel_many", "bury_scheduled", "expire"])
+async def test_nothing_is_left_of_a_task_that_ends_while_it_waits(
+    store: PostgresStore, sessions: Sessions, verb: str
+) -> None:
+    (task_id,) = await add(store, expires=60.0)
+    await store.settle(settlements(await claim(store), Outcome.RETRIED, delay=3600.0))
+    await sessions.watcher.execute(
+        "INSERT INTO windlass.cancel_request (task_id, reason, requested_at) VALUES ($1, '', now())",
+        task_id,
+    )
+    if verb == "cancel":
+        await store.cancel(task_id, "no need")
+    elif verb == "cancel_many":
+        await store.cancel_many([task_id], "no need")
+    elif verb == "bury_scheduled":
+        await store.stop_retries("resize", "stop")
+        await store.bury_scheduled("resize", 10)
+    else:
+        await sessions.watcher.execute("UPDATE windlass.task SET attempts = 0")
+        await sessions.advance(timedelta(seconds=61))
+        await store.expire(10, leadership=await lead(store))
+
+    assert await sessions.places(task_id) == ["dead" if verb == "bury_scheduled" else "history"]
+    for table in ("attempt", "cancel_request"):
+        assert await sessions.watcher.fetchval(f"SELECT count(*) FROM windlass.{table}") == 0
+
+
 async def test_of_many_one_that_moves_meanwhile_is_known_and_to_be_asked_for_again(
     store: PostgresStore, sessions: Sessions
 ) -> None:

@@ -386,13 +386,13 @@ async def allow_retries(scene: Scene) -> Call:
     return lambda store, again: store.allow_retries("resize")
 
 
-@scenario("bury_retries", if_done=0)
-async def bury_retries(scene: Scene) -> Call:
+@scenario("bury_scheduled", if_done=ANYTHING)
+async def bury_scheduled(scene: Scene) -> Call:
     await scene.add(2)
     claim = await scene.claim()
     await scene.around.settle(settlements(claim, Outcome.RETRIED, delay=3600.0))
     await scene.around.stop_retries("resize", "stop")
-    return lambda store, again: store.bury_retries("resize", 10)
+    return lambda store, again: store.bury_scheduled("resize", 10)
 
 
 @scenario("bury_ready", if_done=ANYTHING)

@@ -1,11 +1,16 @@
 """What is done to many tasks: one that is held costs no other."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from uuid import UUID
 
+import pytest
+
+from windlass.client import cancelling
 from windlass.client.bulk import AT_ONCE, one_by_one
-from windlass.client.cancelling import BATCH, _ask
+from windlass.client.cancelling import BATCH, _Asking
 from windlass.model.errors import StoreBusy
 from windlass.model.task import CancelAnswer
 
@@ -25,10 +30,34 @@ class _Held:
 
 
 async def test_what_is_held_of_one_task_keeps_none_of_its_batch_from_being_cancelled() -> None:
-    answers = await _ask(_Held(IDS[123]), IDS, "no longer needed")
+    answers = await _Asking(_Held(IDS[123]), "no longer needed").ask(IDS)
 
     assert answers.pop(123) is CancelAnswer.HELD
     assert answers == [CancelAnswer.CANCELLED] * (BATCH - 1)
+
+
+class _Locked:
+    """A store with a table that somebody holds."""
+
+    asked = 0
+
+    async def cancel_many(self, task_ids: Sequence[UUID], reason: str) -> list[CancelAnswer]:
+        self.asked += 1
+        raise StoreBusy("held")
+
+
+async def test_of_what_is_held_as_a_whole_parts_are_asked_for_only_so_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = _Locked()
+    asking = _Asking(store, "no longer needed")
+    assert await asking.ask(IDS[:4]) == [CancelAnswer.HELD] * 4
+    assert store.asked == 1 + 2 + 4
+
+    now = time.monotonic() + cancelling.HELD_WITHIN
+    monkeypatch.setattr(cancelling, "time", SimpleNamespace(monotonic=lambda: now))
+    assert await asking.ask(IDS) == [CancelAnswer.HELD] * BATCH
+    assert store.asked == 7 + 1
 
 
 async def test_a_few_are_waited_for_together_and_answered_in_order() -> None:

@@ -16,6 +16,7 @@ from windlass.failures.facts import LENGTH_OF_SQLSTATE, facts_of_class
 from windlass.model.errors import ConfigurationError
 from windlass.model.failure import ErrorFacts
 from windlass.policy.classification import RETRIED, Rule
+from windlass.registry import checked_name
 from windlass.settings import Settings
 
 
@@ -84,6 +85,7 @@ def test_rule(
     application: str | None, name: str, as_json: bool, attribute: tuple[str, ...], **said: Any
 ) -> None:
     """Tell which rule an exception would be classified by, given by its dotted name."""
+    checked_name("exception", name)
     if said["status"] is not None and not 100 <= said["status"] <= 599:
         raise ConfigurationError(f"--status {said['status']}: give one of HTTP, from 100 to 599")
     if said["sqlstate"] is not None and len(said["sqlstate"]) != LENGTH_OF_SQLSTATE:

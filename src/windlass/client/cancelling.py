@@ -73,12 +73,13 @@ def cancelling(store: CancelStore, reason: str) -> Verb[CancelAnswer]:
 async def _cancel(store: CancelStore, reason: str, chosen: Sequence[UUID]) -> Answers[CancelAnswer]:
     """Cancel many at once; what is held is asked for again after all others, all of it together."""
     left, turn, until = chosen, 0, math.inf
+    asking = _Asking(store, reason)
     while left:
         is_last = time.monotonic() >= until
         held: list[UUID] = []
         for start in range(0, len(left), BATCH):
             batch = left[start : start + BATCH]
-            for task_id, answer in zip(batch, await _ask(store, batch, reason), strict=True):
+            for task_id, answer in zip(batch, await asking.ask(batch), strict=True):
                 if answer is CancelAnswer.HELD and not is_last:
                     held.append(task_id)
                 else:
@@ -90,17 +91,25 @@ async def _cancel(store: CancelStore, reason: str, chosen: Sequence[UUID]) -> An
         left, turn = held, turn + 1
 
 
-async def _ask(store: CancelStore, batch: Sequence[UUID], reason: str) -> list[CancelAnswer]:
-    try:
-        return await store.cancel_many(batch, reason)
-    except StoreBusy:  # something else of one of them is held, or a table
-        if len(batch) == 1:
-            return [CancelAnswer.HELD]
-    middle = len(batch) // 2
-    return [
-        *(await _ask(store, batch[:middle], reason)),
-        *(await _ask(store, batch[middle:], reason)),
-    ]
+class _Asking:
+    """Asks for batches, and for parts of one in which something else of a task is held, or a table."""
+
+    def __init__(self, store: CancelStore, reason: str) -> None:
+        self._store = store
+        self._reason = reason
+        self._part_until: float | None = None  # whoever holds a table would hold each part
+
+    async def ask(self, batch: Sequence[UUID]) -> list[CancelAnswer]:
+        try:
+            return await self._store.cancel_many(batch, self._reason)
+        except StoreBusy:
+            now = time.monotonic()
+        if self._part_until is None:
+            self._part_until = now + HELD_WITHIN
+        if len(batch) == 1 or now > self._part_until:
+            return [CancelAnswer.HELD] * len(batch)
+        middle = len(batch) // 2
+        return [*(await self.ask(batch[:middle])), *(await self.ask(batch[middle:]))]
 
 
 def _told(task_id: UUID, answer: CancelAnswer) -> CancelAnswer | WindlassError:

@@ -63,14 +63,16 @@ def task_filter(filters: TaskFilters, *, everything: bool) -> TaskFilter:
 
 
 def _checked_statuses(value: Any) -> tuple[TaskState, ...]:
-    given = () if value is None else (value,) if isinstance(value, str) else value
+    if value is None:
+        return ()
     try:
-        return tuple(TaskState(one) for one in given)
+        wanted = tuple(map(TaskState, (value,) if isinstance(value, str) else value))
     except (ValueError, TypeError):
+        wanted = ()
+    if not wanted:  # none of them is not all of them
         known = ", ".join(TaskState)
-        raise ConfigurationError(
-            f"status {shown(value)}: use one of {known}, or a list of them"
-        ) from None
+        raise ConfigurationError(f"status {shown(value)}: use one of {known}, or a list of them")
+    return wanted
 
 
 async def find_all(store: FindStore, wanted: TaskFilter) -> dict[UUID, TaskState]:

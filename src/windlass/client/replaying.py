@@ -102,6 +102,10 @@ def checked_plan(
     is_number = isinstance(max_failures, int | float) and not isinstance(max_failures, bool)
     if not is_number or not 0 <= max_failures <= 100:
         raise ConfigurationError(f"max_failures {shown(max_failures)}: use percent, from 0 to 100")
+    if max_failures and canary is None:
+        raise ConfigurationError(
+            f"max_failures {shown(max_failures)} is of the canary; say how large that is, with canary"
+        )
     return ReplayPlan(
         again=checked_flag("again", again),
         dry_run=checked_flag("dry_run", dry_run),

@@ -294,16 +294,23 @@ class Client:
         checked_name("task name", name)
         await self._store.stop_retries(name, checked_reason(reason))
         buried = 0
-        while more := await self._store.bury_retries(name, BURIED_AT_ONCE):
-            buried += more
-        # After those that are scheduled, which become ready.
-        after = None
-        while True:
-            part = await self._store.bury_ready(name, BURIED_AT_ONCE, after=after)
-            buried += part.number
-            after = part.rest
-            if after is None:
-                return buried
+        for bury in (
+            self._store.bury_scheduled,
+            self._store.bury_ready,
+        ):  # as one becomes the other
+            after = None
+            while True:
+                try:
+                    number, after = await bury(name, BURIED_AT_ONCE, after=after)
+                except StoreBusy as error:
+                    raise StoreBusy(
+                        f"retries of '{name}' are stopped, and {buried} tasks that waited for one were ended, but "
+                        f"{error}; stop them again to end the others"
+                    ) from error
+                buried += number
+                if after is None:
+                    break
+        return buried
 
     async def allow_retries(self, name: str) -> bool:
         """Try tasks of a type again; return whether that was stopped."""

@@ -286,17 +286,14 @@ class OperateStore(Protocol):
     async def stop_retries(self, type: str, reason: str) -> None:  # noqa: A002 - as everywhere
         """End failed attempts of this type as dead from now on, however many are left."""
 
-    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
-        """End up to so many tasks that wait for another attempt, if retries of the type are stopped.
-
-        Those that have become ready for it are left to `bury_ready`.
-        """
-
-    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
-        """End up to so many tasks that are ready for another attempt, if retries of the type are stopped.
+    async def bury_scheduled(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        """End up to so many tasks that wait for the time of a retry, if those of the type are stopped.
 
         It looks at a bounded number of tasks, from where a part before it ended.
         """
+
+    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        """End up to so many tasks whose time for a retry has come, in the same way."""
 
     async def allow_retries(self, type: str) -> bool:  # noqa: A002
         """Try tasks of this type again; return whether that was stopped."""

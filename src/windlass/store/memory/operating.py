@@ -72,34 +72,25 @@ class OperateVerbs(MemoryTables):
         self._stopped[type] = (self._clock(), reason)
 
     @transaction
-    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
-        if type not in self._stopped:
-            return 0
-        waiting = [
-            task
-            for _, task in sorted(self._scheduled.items())
-            if task.asked.type == type and task.attempts
-        ]
-        self._bury(waiting[:limit], self._stopped[type][1])
-        return len(waiting[:limit])
+    async def bury_scheduled(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002, ARG002 - what it has passed over is gone
+        return self._bury((task for _, task in sorted(self._scheduled.items())), type, limit)
 
     @transaction
-    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002, ARG002 - what it has passed over is gone
-        if type not in self._stopped:
-            return Buried()
-        lanes = [lane.values() for lane in self._ready.values()]
-        again = [
-            task for tasks in lanes for task in tasks if task.asked.type == type and task.attempts
-        ]
-        self._bury(again[:limit], self._stopped[type][1])
-        return Buried(len(again[:limit]), "the rest" if again[limit:] else None)
+    async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002, ARG002 - as above
+        return self._bury(
+            (task for lane in self._ready.values() for task in lane.values()), type, limit
+        )
 
-    def _bury(self, tasks: Iterable[TaskEntry], reason: str) -> None:
-        now = self._clock()
-        for task in tasks:
+    def _bury(self, waiting: Iterable[TaskEntry], kind: str, limit: int) -> Buried:
+        if kind not in self._stopped:
+            return Buried()
+        again = [task for task in waiting if task.asked.type == kind and task.attempts]
+        now, (_, reason) = self._clock(), self._stopped[kind]
+        for task in again[:limit]:
             self._take_waiting(task)
             task.settled_by = None
             self._give_up(task, f"retries of this type are stopped: {reason}", now)
+        return Buried(len(again[:limit]), "the rest" if again[limit:] else None)
 
     @transaction
     async def allow_retries(self, type: str) -> bool:  # noqa: A002

@@ -8,9 +8,10 @@ from windlass.model.errors import StoreBusy, TaskNotFound, WrongState
 from windlass.model.task import Buried, CancelAnswer, Change
 from windlass.store.postgres.parts import PostgresParts
 
-LOOKS = 10_000  # ready tasks that one statement passes over
+LOOKS = 10_000  # waiting tasks that one statement passes over
 
-_FIRST = (-(2**63), 0, 0)  # the lowest lane there can be, and before all of it
+_FIRST_LANE = -(2**63)  # the lowest there can be
+_FIRST_TASK = "00000000-0000-0000-0000-000000000000"
 
 
 class OperateVerbs(PostgresParts):
@@ -56,16 +57,17 @@ class OperateVerbs(PostgresParts):
     async def stop_retries(self, type: str, reason: str) -> None:  # noqa: A002
         await self._run.execute("stop_retries", type, reason)
 
-    async def bury_retries(self, type: str, limit: int) -> int:  # noqa: A002
-        kept = self._options.retention
-        return int(await self._run.fetchval("bury_retries", type, limit, kept.dead, kept.keys))
+    async def bury_scheduled(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        lane, task_id = (_FIRST_LANE, _FIRST_TASK) if after is None else after.split(":")
+        return await self._bury("bury_scheduled", type, int(lane), UUID(task_id), limit=limit)
 
     async def bury_ready(self, type: str, limit: int, *, after: str | None = None) -> Buried:  # noqa: A002
+        position = (_FIRST_LANE, 0, 0) if after is None else map(int, after.split(":"))
+        return await self._bury("bury_ready", type, *position, limit=limit)
+
+    async def _bury(self, statement: str, *where: object, limit: int) -> Buried:
         kept = self._options.retention
-        position = _FIRST if after is None else map(int, after.split(":"))
-        (row,) = await self._run.fetch(
-            "bury_ready", type, *position, LOOKS, limit, kept.dead, kept.keys
-        )
+        (row,) = await self._run.fetch(statement, *where, LOOKS, limit, kept.dead, kept.keys)
         buried, *rest = row
         return Buried(buried, None if rest[0] is None else ":".join(map(str, rest)))
 

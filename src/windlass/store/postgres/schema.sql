@@ -74,10 +74,11 @@ CREATE FUNCTION windlass.bury_ready(stopped text, from_lane bigint, from_x bigin
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
+    SET lock_timeout TO '2s'
     AS $$
 DECLARE
-    why text;
-    here bigint;
+    why constant text := windlass.why_stopped(stopped);
+    here constant bigint := windlass.lane_of_type(stopped, from_lane);
     after_x xid8 := '0';
     after_n bigint := 0;
     is_end boolean;  -- of the lane
@@ -85,14 +86,7 @@ DECLARE
     taken uuid[];
 BEGIN
     buried := 0;
-    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
-    SELECT min(l.lane) INTO here
-    FROM (
-        SELECT k.lane FROM windlass.lane k WHERE k.type = stopped
-        UNION SELECT r.lane FROM windlass.resting_lane r WHERE r.type = stopped
-    ) l
-    WHERE l.lane >= from_lane AND why IS NOT NULL;
-    IF here IS NULL THEN
+    IF why IS NULL OR here IS NULL THEN
         RETURN NEXT;
         RETURN;
     END IF;
@@ -158,9 +152,10 @@ CREATE FUNCTION windlass.bury_retries(stopped text, max_tasks integer, dead_rete
     AS $$
 DECLARE
     buried uuid[];
+    at timestamptz;
     why text;
 BEGIN
-    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
+    SELECT s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
@@ -176,14 +171,107 @@ BEGIN
             AND t.attempts > 0
         ORDER BY w.task_id
         LIMIT max_tasks
-        FOR UPDATE OF w, t SKIP LOCKED
+        FOR UPDATE OF w SKIP LOCKED
     ) f;
     IF buried IS NULL THEN
         RETURN 0;
     END IF;
     DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (buried);
-    PERFORM windlass.bury_tasks(buried, why, NULL, dead_retention, key_retention);
+    at := windlass.clock();
+    WITH gone AS (
+        DELETE FROM windlass.task t WHERE t.id = ANY (buried) RETURNING t.*
+    ), kept AS (
+        INSERT INTO windlass.dead (
+            id, type, queue, status, priority, max_attempts, attempts, generation,
+            retention_seconds, drop_on, created_at, scheduled_for, completed_at,
+            idempotency_key, payload, tags, last_error, errors
+        )
+        SELECT
+            g.id, g.type, g.queue, 'dead', g.priority, g.max_attempts, g.attempts, g.generation,
+            g.retention_seconds,
+            windlass.drop_day(at, g.retention_seconds, dead_retention, g.idempotency_key, key_retention),
+            g.created_at, g.scheduled_for, at, g.idempotency_key, g.payload, g.tags,
+            e.errors -> -1 ->> 'message',
+            jsonb_set(e.errors, '{-1,given_up}', to_jsonb('retries of this type are stopped: ' || why))
+        FROM gone g
+        CROSS JOIN LATERAL (SELECT windlass.folded_attempts(g.id) AS errors) e
+    ), answered AS (
+        DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
+    )
+    DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+    PERFORM windlass.call_back(buried);
     RETURN cardinality(buried);
+END
+$$;
+
+CREATE FUNCTION windlass.bury_scheduled(stopped text, from_lane bigint, from_id uuid, max_looks integer, max_tasks integer, dead_retention interval, key_retention interval) RETURNS TABLE(buried integer, next_lane bigint, next_id uuid)
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    SET lock_timeout TO '2s'
+    AS $$
+DECLARE
+    why constant text := windlass.why_stopped(stopped);
+    nobody constant uuid := '00000000-0000-0000-0000-000000000000';
+    here constant bigint := windlass.lane_of_type(stopped, from_lane);
+    is_end boolean;  -- of the lane
+    came_again uuid[];
+    taken uuid[];
+BEGIN
+    buried := 0;
+    IF why IS NULL OR here IS NULL THEN
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    -- A first attempt is of the first generation: most tasks are passed over without a look at their own rows. No
+    -- equation: by one the server would know that the order of ids is enough, and might read all other lanes too.
+    WITH seen AS MATERIALIZED (
+        SELECT w.task_id, w.generation
+        FROM windlass.scheduled w
+        WHERE w.lane BETWEEN here AND here
+            AND (w.lane, w.task_id) > (here, CASE WHEN here = from_lane THEN from_id ELSE nobody END)
+        ORDER BY w.lane, w.task_id
+        LIMIT max_looks
+    ), counted AS (
+        SELECT s.*, count(*) FILTER (WHERE s.generation > 1) OVER (ORDER BY s.task_id) AS found
+        FROM seen s
+    ), page AS (
+        SELECT
+            array_agg(c.task_id) FILTER (WHERE c.generation > 1) AS ids, count(*) AS looks,
+            (array_agg(c.task_id ORDER BY c.task_id DESC))[1] AS last
+        FROM counted c
+        WHERE c.found <= max_tasks
+    )
+    SELECT p.ids, here, p.last, p.looks < max_looks AND p.looks = (SELECT count(*) FROM seen)
+    INTO came_again, next_lane, next_id, is_end
+    FROM page p;
+    IF is_end THEN
+        next_lane := here + 1;
+        next_id := nobody;
+    END IF;
+
+    IF came_again IS NOT NULL THEN
+        SELECT array_agg(f.task_id) INTO taken
+        FROM (
+            SELECT w.task_id FROM windlass.scheduled w WHERE w.task_id = ANY (came_again)
+            ORDER BY w.task_id FOR UPDATE SKIP LOCKED
+        ) f;
+        SELECT array_agg(f.id) INTO taken
+        FROM (
+            SELECT t.id FROM windlass.task t WHERE t.id = ANY (taken) AND t.attempts > 0
+            ORDER BY t.id FOR UPDATE SKIP LOCKED
+        ) f;
+    END IF;
+    IF taken IS NOT NULL THEN
+        DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (taken);
+        PERFORM windlass.bury_tasks(taken, why, NULL, dead_retention, key_retention);
+        buried := cardinality(taken);
+    END IF;
+    RETURN NEXT;
 END
 $$;
 
@@ -405,12 +493,8 @@ BEGIN
         )
         SELECT coalesce(array_agg(n.task_id), '{}') INTO added FROM new n;
     EXCEPTION WHEN lock_not_available THEN
-        PERFORM set_config('lock_timeout', '10ms', true);
+        PERFORM set_config('lock_timeout', '1ms', true);  -- for each that is held: it may be all of them
         FOREACH one IN ARRAY claimed LOOP
-            IF cardinality(held) >= 10 THEN
-                held := held || one;  -- whoever holds so many may hold them all: the others are not to wait for it
-                CONTINUE;
-            END IF;
             BEGIN
                 INSERT INTO windlass.cancel_request (task_id, reason, requested_at)
                 VALUES (one, why, windlass.clock())
@@ -422,6 +506,7 @@ BEGIN
                 held := held || one;
             END;
         END LOOP;
+        PERFORM set_config('lock_timeout', '100ms', true);
     END;
     -- A request is for the generation that was seen: another one may run, or wait, by now.
     SELECT coalesce(array_agg(t.id), '{}') INTO requested
@@ -2073,6 +2158,16 @@ SELECT hashtextextended(
 )
 $$;
 
+CREATE FUNCTION windlass.lane_of_type(wanted text, from_lane bigint) RETURNS bigint
+    LANGUAGE sql STABLE
+    AS $$
+SELECT min(l.lane)
+FROM (
+    SELECT k.lane FROM windlass.lane k WHERE k.type = wanted AND k.lane >= from_lane
+    UNION ALL SELECT r.lane FROM windlass.resting_lane r WHERE r.type = wanted AND r.lane >= from_lane
+) l
+$$;
+
 CREATE FUNCTION windlass.let_expire(task_ids uuid[], expiries timestamp with time zone[]) RETURNS void
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -3501,6 +3596,12 @@ SELECT CASE
         > windlass.tried_since(task) + max_age * interval '1 second'
         THEN format('its next attempt would begin more than %s s after it was enqueued', max_age)
 END
+$$;
+
+CREATE FUNCTION windlass.why_stopped(stopped text) RETURNS text
+    LANGUAGE sql STABLE
+    AS $$
+SELECT 'retries of this type are stopped: ' || s.reason FROM windlass.stopped_type s WHERE s.type = stopped
 $$;
 
 CREATE TABLE windlass.attempt (

@@ -3,6 +3,7 @@
 # ruff: noqa: S101 - tests assert
 
 import json
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -11,6 +12,7 @@ import pytest
 
 from windlass.model.task import (
     Answer,
+    Buried,
     Callback,
     Claim,
     ClaimedTask,
@@ -290,12 +292,11 @@ class RetryLimitRules(Steps):
             await self.add(store)
             await self._fail(store, delay=3600, max_age=None)
         fresh = await self.add(store, delay=3600.0)
-        assert await store.bury_retries("resize", 100) == 0
+        assert await self._bury(store.bury_scheduled) == []
         await store.stop_retries("resize", "stop")
 
-        assert await store.bury_retries("resize", 2) == 2
-        assert await store.bury_retries("resize", 2) == 1
-        assert await store.bury_retries("resize", 2) == 0
+        assert await self._bury(store.bury_scheduled) == [2, 1]
+        assert await self._bury(store.bury_scheduled) == []
 
         dead = (await self.listed(store, statuses=(TaskState.DEAD,)))[0]
         record = await store.get(dead)
@@ -322,10 +323,10 @@ class RetryLimitRules(Steps):
         assert task.id == released
         await self.settle(store, claim, task, Outcome.RELEASED)
         fresh, other = await self.add(store), await self.add(store, type="mail")
-        assert await self._bury_ready(store) == []
+        assert await self._bury(store.bury_ready) == []
         await store.stop_retries("resize", "stop")
 
-        buried = await self._bury_ready(store)
+        buried = await self._bury(store.bury_ready)
 
         assert max(buried) <= 2
         assert sum(buried) == 5
@@ -336,7 +337,7 @@ class RetryLimitRules(Steps):
             assert record.last_error == record.errors[-1]["message"]
         for task_id in (released, fresh, other):
             assert await self.status(store, task_id) is TaskState.PENDING
-        assert await self._bury_ready(store) == []
+        assert await self._bury(store.bury_ready) == []
         assert set(await self.granted(store)) == {released, fresh}
 
     async def test_no_more_are_buried_at_once_than_were_asked_for(self, store: Store) -> None:
@@ -345,16 +346,16 @@ class RetryLimitRules(Steps):
         fresh = await self.add_many(store, 2)
         await store.stop_retries("resize", "stop")
 
-        assert await self._bury_ready(store) == [2, 2, 2, 1]
+        assert await self._bury(store.bury_ready) == [2, 2, 2, 1]
 
         assert set(await self.listed(store, statuses=(TaskState.DEAD,))) == set(failed)
         assert set(await self.granted(store)) == set(fresh)
 
-    async def _bury_ready(self, store: Store) -> list[int]:
+    async def _bury(self, bury: Callable[..., Awaitable[Buried]]) -> list[int]:
         """Bury two at a time, and return how many each time, without those that found none."""
         numbers, after = [], None
         while True:
-            number, after = await store.bury_ready("resize", 2, after=after)
+            number, after = await bury("resize", 2, after=after)
             numbers += [number] if number else []
             if after is None:
                 return numbers
@@ -497,7 +498,7 @@ class CallbackRules(Steps):
         await self.settle(store, claim, task, Outcome.RETRIED, delay=60.0)
         await store.stop_retries("resize", "stop")
 
-        await store.bury_retries("resize", 10)
+        await store.bury_scheduled("resize", 10)
 
         assert len(await self._called(store)) == 1
 

@@ -181,12 +181,8 @@ BEGIN
         )
         SELECT coalesce(array_agg(n.task_id), '{}') INTO added FROM new n;
     EXCEPTION WHEN lock_not_available THEN
-        PERFORM set_config('lock_timeout', '10ms', true);
+        PERFORM set_config('lock_timeout', '1ms', true);  -- for each that is held: it may be all of them
         FOREACH one IN ARRAY claimed LOOP
-            IF cardinality(held) >= 10 THEN
-                held := held || one;  -- whoever holds so many may hold them all: the others are not to wait for it
-                CONTINUE;
-            END IF;
             BEGIN
                 INSERT INTO windlass.cancel_request (task_id, reason, requested_at)
                 VALUES (one, why, windlass.clock())
@@ -198,6 +194,7 @@ BEGIN
                 held := held || one;
             END;
         END LOOP;
+        PERFORM set_config('lock_timeout', '100ms', true);
     END;
     -- A request is for the generation that was seen: another one may run, or wait, by now.
     SELECT coalesce(array_agg(t.id), '{}') INTO requested

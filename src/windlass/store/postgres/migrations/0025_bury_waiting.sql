@@ -1,4 +1,22 @@
--- Stopping the retries of a type ends those too that wait as pending.
+-- Stopping the retries of a type ends those too that wait as pending, and looks at each task once.
+
+-- why_stopped: why retries of a type are stopped; NULL if they are not.
+CREATE FUNCTION windlass.why_stopped(stopped text) RETURNS text
+LANGUAGE sql STABLE
+AS $$
+SELECT 'retries of this type are stopped: ' || s.reason FROM windlass.stopped_type s WHERE s.type = stopped
+$$;
+
+-- lane_of_type: the first lane of a type from a number on; NULL if there is none.
+CREATE FUNCTION windlass.lane_of_type(wanted text, from_lane bigint) RETURNS bigint
+LANGUAGE sql STABLE
+AS $$
+SELECT min(l.lane)
+FROM (
+    SELECT k.lane FROM windlass.lane k WHERE k.type = wanted AND k.lane >= from_lane
+    UNION ALL SELECT r.lane FROM windlass.resting_lane r WHERE r.type = wanted AND r.lane >= from_lane
+) l
+$$;
 
 -- bury_tasks: end tasks that wait for another attempt and whose rows are held; their places are gone. They say why, and
 -- which claim has ended them, if one has.
@@ -40,44 +58,81 @@ BEGIN
 END
 $$;
 
--- bury_retries: as before, and it goes round tasks whose row somebody holds.
-CREATE OR REPLACE FUNCTION windlass.bury_retries(
-    stopped text, max_tasks integer, dead_retention interval, key_retention interval
-) RETURNS integer
+-- bury_scheduled: end tasks of a type whose retries are stopped and that wait for the time of theirs: looks at so many
+-- of a lane of the type, from a task on, and says where to go on; a NULL lane: that was the last one. Goes round what
+-- somebody holds. Locks scheduled rows, then tasks, each sorted by id. Took the place of bury_retries, which begins anew
+-- each time and stays for processes that run through the upgrade.
+CREATE FUNCTION windlass.bury_scheduled(
+    stopped text, from_lane bigint, from_id uuid, max_looks integer, max_tasks integer,
+    dead_retention interval, key_retention interval
+) RETURNS TABLE (buried integer, next_lane bigint, next_id uuid)
 LANGUAGE plpgsql
 SET enable_seqscan = off
+SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET jit = off
+SET lock_timeout = '2s'
 AS $$
 DECLARE
-    buried uuid[];
-    why text;
+    why constant text := windlass.why_stopped(stopped);
+    nobody constant uuid := '00000000-0000-0000-0000-000000000000';
+    here constant bigint := windlass.lane_of_type(stopped, from_lane);
+    is_end boolean;  -- of the lane
+    came_again uuid[];
+    taken uuid[];
 BEGIN
-    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
-    IF NOT FOUND THEN
-        RETURN 0;
+    buried := 0;
+    IF why IS NULL OR here IS NULL THEN
+        RETURN NEXT;
+        RETURN;
     END IF;
-    SELECT array_agg(f.task_id) INTO buried
-    FROM (
-        SELECT w.task_id
+
+    -- A first attempt is of the first generation: most tasks are passed over without a look at their own rows. No
+    -- equation: by one the server would know that the order of ids is enough, and might read all other lanes too.
+    WITH seen AS MATERIALIZED (
+        SELECT w.task_id, w.generation
         FROM windlass.scheduled w
-        JOIN windlass.task t ON t.id = w.task_id
-        WHERE w.lane IN (
-                SELECT l.lane FROM windlass.lane l WHERE l.type = stopped
-                UNION SELECT r.lane FROM windlass.resting_lane r WHERE r.type = stopped
-            )
-            AND t.attempts > 0
-        ORDER BY w.task_id
-        LIMIT max_tasks
-        FOR UPDATE OF w, t SKIP LOCKED
-    ) f;
-    IF buried IS NULL THEN
-        RETURN 0;
+        WHERE w.lane BETWEEN here AND here
+            AND (w.lane, w.task_id) > (here, CASE WHEN here = from_lane THEN from_id ELSE nobody END)
+        ORDER BY w.lane, w.task_id
+        LIMIT max_looks
+    ), counted AS (
+        SELECT s.*, count(*) FILTER (WHERE s.generation > 1) OVER (ORDER BY s.task_id) AS found
+        FROM seen s
+    ), page AS (
+        SELECT
+            array_agg(c.task_id) FILTER (WHERE c.generation > 1) AS ids, count(*) AS looks,
+            (array_agg(c.task_id ORDER BY c.task_id DESC))[1] AS last
+        FROM counted c
+        WHERE c.found <= max_tasks
+    )
+    SELECT p.ids, here, p.last, p.looks < max_looks AND p.looks = (SELECT count(*) FROM seen)
+    INTO came_again, next_lane, next_id, is_end
+    FROM page p;
+    IF is_end THEN
+        next_lane := here + 1;
+        next_id := nobody;
     END IF;
-    DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (buried);
-    PERFORM windlass.bury_tasks(buried, why, NULL, dead_retention, key_retention);
-    RETURN cardinality(buried);
+
+    IF came_again IS NOT NULL THEN
+        SELECT array_agg(f.task_id) INTO taken
+        FROM (
+            SELECT w.task_id FROM windlass.scheduled w WHERE w.task_id = ANY (came_again)
+            ORDER BY w.task_id FOR UPDATE SKIP LOCKED
+        ) f;
+        SELECT array_agg(f.id) INTO taken
+        FROM (
+            SELECT t.id FROM windlass.task t WHERE t.id = ANY (taken) AND t.attempts > 0
+            ORDER BY t.id FOR UPDATE SKIP LOCKED
+        ) f;
+    END IF;
+    IF taken IS NOT NULL THEN
+        DELETE FROM windlass.scheduled w WHERE w.task_id = ANY (taken);
+        PERFORM windlass.bury_tasks(taken, why, NULL, dead_retention, key_retention);
+        buried := cardinality(taken);
+    END IF;
+    RETURN NEXT;
 END
 $$;
 
@@ -94,10 +149,11 @@ SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
 SET jit = off
+SET lock_timeout = '2s'
 AS $$
 DECLARE
-    why text;
-    here bigint;
+    why constant text := windlass.why_stopped(stopped);
+    here constant bigint := windlass.lane_of_type(stopped, from_lane);
     after_x xid8 := '0';
     after_n bigint := 0;
     is_end boolean;  -- of the lane
@@ -105,14 +161,7 @@ DECLARE
     taken uuid[];
 BEGIN
     buried := 0;
-    SELECT 'retries of this type are stopped: ' || s.reason INTO why FROM windlass.stopped_type s WHERE s.type = stopped;
-    SELECT min(l.lane) INTO here
-    FROM (
-        SELECT k.lane FROM windlass.lane k WHERE k.type = stopped
-        UNION SELECT r.lane FROM windlass.resting_lane r WHERE r.type = stopped
-    ) l
-    WHERE l.lane >= from_lane AND why IS NOT NULL;
-    IF here IS NULL THEN
+    IF why IS NULL OR here IS NULL THEN
         RETURN NEXT;
         RETURN;
     END IF;
