@@ -54,7 +54,8 @@ from windlass.registry import (
 )
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
-from windlass.runtime.worker import OwnProcess, Worker
+from windlass.runtime.options import OwnProcess
+from windlass.runtime.worker import Worker
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
 from windlass.store.memory import MemoryStore

@@ -18,8 +18,9 @@ from windlass.model.task import TaskRecord, WorkerInfo
 from windlass.registry import Registry
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.monitor import Monitor
+from windlass.runtime.options import OwnProcess, WorkerOptions
 from windlass.runtime.processes.options import ProcessOptions, Wear, usable_cores
-from windlass.runtime.worker import OwnProcess, Worker, WorkerOptions
+from windlass.runtime.worker import Worker
 from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store

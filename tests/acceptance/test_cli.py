@@ -187,7 +187,7 @@ def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_worker(
 def test_what_ignores_its_cancellation_does_not_change_the_exit_code() -> None:
     script = """
 import asyncio, sys
-from windlass.cli.loading import run
+from windlass.cli.running import run
 
 async def stubborn():
     while True:

@@ -12,9 +12,10 @@ import click
 
 from windlass.app import App
 from windlass.cli.letter import letter_lines
-from windlass.cli.loading import app_option, json_option, load_lasting_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app
 from windlass.cli.options import parse_time, single_option
 from windlass.cli.printing import legible, print_json, print_table
+from windlass.cli.running import run
 from windlass.client import ReplayPlan, ReplayReport, checked_id, checked_plan, dead_filter
 from windlass.encoding import decode_json
 from windlass.model.dead import DEAD_STATES, DeadFilter, DeadLetter

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from windlass.app import App
-from windlass.cli.loading import app_option, json_option, load_lasting_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app
 from windlass.cli.printing import legible, print_json
+from windlass.cli.running import run
 
 if TYPE_CHECKING:
     from windlass.model.examination import Finding

@@ -6,8 +6,9 @@ import click
 
 from windlass.app import App
 from windlass.cli.guessing import guess
-from windlass.cli.loading import app_option, json_option, load_lasting_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app
 from windlass.cli.printing import legible, print_json, print_table
+from windlass.cli.running import run
 from windlass.model.task import TaskState
 from windlass.registry import checked_name
 

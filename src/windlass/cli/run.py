@@ -17,10 +17,10 @@ from windlass.cli.loading import (
     load_app,
     load_lasting_app,
     optional_app_argument,
-    run,
 )
 from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
 from windlass.cli.own_process import OwnProcess, reap_left_over
+from windlass.cli.running import run
 from windlass.cli.systemd import notify, watchdog_told
 from windlass.model.errors import ConfigurationError, StoreUnavailable
 from windlass.model.limits import shown

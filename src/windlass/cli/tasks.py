@@ -9,9 +9,10 @@ import msgspec
 
 from windlass.app import App
 from windlass.cli.caller import caller
-from windlass.cli.loading import app_option, json_option, load_lasting_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app
 from windlass.cli.options import Subcommands, parse_priority, parse_time, single_option
 from windlass.cli.printing import legible, print_json, print_table
+from windlass.cli.running import run
 from windlass.client import (
     CANCELS,
     CHANGES,

@@ -5,9 +5,10 @@ from typing import Any
 import click
 
 from windlass.app import App
-from windlass.cli.loading import app_option, json_option, load_lasting_app, run
+from windlass.cli.loading import app_option, json_option, load_lasting_app
 from windlass.cli.options import Subcommands
 from windlass.cli.printing import print_json, print_table
+from windlass.cli.running import run
 
 
 class WorkerCommands(Subcommands):

@@ -6,13 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Never, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
-from windlass.model.task import Claim, ClaimRequest, WorkerInfo
+from windlass.model.task import Claim, ClaimRequest
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
@@ -29,9 +28,9 @@ from windlass.runtime.loop_threads import LoopThreads
 from windlass.runtime.loop_watch import LoopWatch
 from windlass.runtime.measuring import new_metrics
 from windlass.runtime.monitor import Monitor
+from windlass.runtime.options import WorkerOptions
 from windlass.runtime.processes.apart import Apart
 from windlass.runtime.processes.finding import Program, place_of
-from windlass.runtime.processes.options import ProcessOptions
 from windlass.runtime.reporter import Reporter
 from windlass.runtime.sharing import Sharing
 from windlass.runtime.slots import Slots
@@ -59,38 +58,6 @@ class Companion(Protocol):
 
     async def run(self, stop: Stop) -> None:
         """Stand for election and do what a leader does."""
-
-
-class OwnProcess(Protocol):
-    """The process of a worker that has one to itself."""
-
-    def times_asked(self) -> int:
-        """How often it was asked to stop, whether or not the event loop has heard of it. From any thread."""
-
-    def replace(self) -> Never:
-        """Begin anew, or end if it was asked to stop. From any thread."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How a worker works; durations are seconds."""
-
-    info: WorkerInfo
-    concurrency: int
-    lease: float
-    heartbeat: float
-    poll: float
-    ageing: float
-    shutdown_timeout: float
-    buffer: int
-    buffer_bytes: int
-    buffer_seconds: float
-    max_result_bytes: int
-    processes: ProcessOptions
-    stuck_threads: int
-    process: OwnProcess | None = None
-    on_startup: Sequence[Callable[[], Any]] = ()
-    on_shutdown: Sequence[Callable[[], Any]] = ()
 
 
 class Worker:
