@@ -2,6 +2,8 @@
 
 import asyncio
 import ctypes
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -124,6 +126,19 @@ async def starts_thread() -> None:
     """Leaves a thread of its own behind, for which the interpreter would wait."""
     threading.Thread(target=time.sleep, args=(FOR_EVER,)).start()
     await asyncio.sleep(FOR_EVER)
+
+
+@app.task(retry=1)
+def forks() -> int:
+    """Ends a copy of the worker by the signal that asks the worker to stop."""
+    told, telling = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        os.write(telling, b"here")
+        time.sleep(FOR_EVER)
+    os.read(told, 4)
+    os.kill(copy, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
 
 
 @app.task

@@ -230,3 +230,19 @@ def test_a_worker_that_ends_with_an_error_waits_for_no_thread_either(
 
     assert worker.wait() == 1, worker.said()
     assert "RuntimeError: the last hook" in worker.said()
+
+
+def test_a_signal_for_what_a_handler_has_forked_is_not_for_the_worker(
+    database_url: str, sql_url: str, start: Start
+) -> None:
+    asyncio.run(enqueue(database_url, ("forks", {})))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+    asyncio.run(enqueue(database_url))
+    until_nothing_is_left(worker, sql_url)
+
+    ((code,),) = run(sql_url, "SELECT result FROM windlass.tasks WHERE type = 'forks'")
+    assert code == str(-signal.SIGTERM)
+    assert not worker.has_said("worker.stopping")
+    assert worker.stop() == 0, worker.said()

@@ -9,11 +9,14 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Never
+from typing import Any, Never
 
 from windlass.telemetry import emit
 
-ASKING = (signal.SIGTERM, signal.SIGINT)
+DEFAULTS: dict[signal.Signals, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}  # which of them ask, and what they do otherwise
 FLUSH_WITHIN = 1.0  # seconds: a thread that is lost may hold what is to be flushed
 FAILED = 1  # the exit code
 TRACEBACK = b"(most recent call first)"  # written once for each signal
@@ -35,15 +38,26 @@ class OwnProcess:
         self._said, self._saying = os.pipe()
         os.set_blocking(self._said, False)
         os.set_blocking(self._saying, False)  # rather than in the middle of anything
+        self._handlers: dict[signal.Signals, object] = {}  # of the event loop
         self._heard = b""
         self._reading = threading.Lock()
 
     def listen(self) -> None:
         """Listen for signals from here on, in the running event loop."""
         loop = asyncio.get_running_loop()
-        for signum in ASKING:
+        for signum in DEFAULTS:
             loop.add_signal_handler(signum, self._tell)
+            self._handlers[signum] = signal.getsignal(signum)
             faulthandler.register(signum, self._saying, all_threads=False, chain=True)
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """In a copy that a handler has forked: what ends that asks nobody else, and does end it."""
+        signal.set_wakeup_fd(-1)  # of the event loop, which shares it
+        for signum, handler in self._handlers.items():
+            faulthandler.unregister(signum)
+            if signal.getsignal(signum) == handler:  # or the application has its own
+                signal.signal(signum, DEFAULTS[signum])
 
     def _tell(self) -> None:
         self.stop()
