@@ -48,6 +48,7 @@ LEVELS = {
     "handler.deadlocked": logging.WARNING,
     "handler.failed_late": logging.WARNING,
     "worker.stuck": logging.ERROR,
+    "worker.held_up": logging.WARNING,
     "worker.exhausted": logging.WARNING,
     "process.died": logging.WARNING,
     "process.failed": logging.WARNING,

@@ -72,7 +72,7 @@ async def computes_in_c() -> None:
 @app.task(retry=3)
 async def leaves_block() -> None:
     """Ends, and something that it has started blocks."""
-    asyncio.get_running_loop().call_later(0.1, wait_in_c)
+    asyncio.get_running_loop().call_soon(wait_in_c)
 
 
 @app.task(retry=1, timeout=0.3)

@@ -173,7 +173,7 @@ def test_a_handler_that_was_left_behind_cannot_hold_up_the_end(
     assert run(sql_url, "SELECT count(*) FROM windlass.worker")[0][0] == 0
 
 
-# Two of one kind that come together are one to the system.
+# Two that come together may be one to the system.
 @pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT)])
 @pytest.mark.parametrize(
     ("name", "code", "end"),
@@ -199,6 +199,7 @@ def test_a_handler_that_blocks_and_has_no_time_limit_ends_with_its_worker(
     until(lambda: worker.has_said("loop.blocked"))
     for one in signals:
         worker.send(one)
+        until(lambda: worker.has_said("worker.held_up"))
 
     assert worker.wait() == code, worker.said()
     assert worker.said().count("worker.started") == 1

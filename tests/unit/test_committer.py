@@ -381,3 +381,29 @@ async def test_a_commit_beside_has_no_context_of_a_handler(bench: Bench) -> None
     await running
 
     assert seen == ["", ""]
+
+
+async def test_what_is_not_written_yet_is_known_whoever_has_it_in_hand(bench: Bench) -> None:
+    def last() -> set[int]:
+        return {one.task_id.int for one in bench.committer.last_settlements()}
+
+    bench.store.busy = {UUID(int=2)}
+    running = asyncio.create_task(bench.committer.run())
+    bench.committer.add(done(2))
+    while bench.store.tries < 1 or not bench.committer._aside:
+        await asyncio.sleep(0)
+    assert last() == {2}  # set aside
+
+    bench.store.go_on.clear()
+    bench.store.entered.clear()
+    bench.committer.add(done(0))
+    await bench.store.entered.wait()
+    bench.committer.add(done(1))
+    assert last() == {0, 1, 2}  # under way, and waiting
+
+    bench.store.busy.clear()
+    bench.store.go_on.set()
+    bench.committer.close()
+    await running
+    assert last() == set()
+    assert len(bench.store.written()) == 3

@@ -70,6 +70,7 @@ class Committer:
         self._settled = settled
         self._died = died  # tasks that have failed for good
         self._waiting: list[Done] = []
+        self._in_hand: dict[int, Sequence[Done]] = {}  # batches that are not written yet
         self._arrived = asyncio.Event()
         self._closing = False
         self._aside: set[asyncio.Task[None]] = set()
@@ -83,7 +84,8 @@ class Committer:
         self._waiting.append(done)
         self._arrived.set()
         if len(self._waiting) >= LARGEST_BATCH and self._is_committing and self._beside is None:
-            self._beside = self._set_aside(self._commit(self._next_batch()))
+            batch = self._next_batch()
+            self._beside = self._set_aside(batch, self._commit(batch))
 
     async def run(self) -> None:
         """Commit until closed and everything is written."""
@@ -115,7 +117,10 @@ class Committer:
         del self._waiting[: len(batch)]
         return batch
 
-    def _set_aside(self, commit: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _set_aside(
+        self, batch: Sequence[Done], commit: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
+        self._in_hand[id(batch)] = batch  # before it begins
         # Not in the context of the handler whose end was the last one of the batch.
         task = self._context.copy().run(asyncio.create_task, commit)
         self._aside.add(task)
@@ -131,8 +136,9 @@ class Committer:
             self._arrived.set()
 
     def last_settlements(self) -> list[Settlement]:
-        """What still waits to be written. Another thread may ask."""
-        return [done.settlement for done in list(self._waiting)]
+        """What may not be written yet; to write it twice is harmless. Another thread may ask."""
+        batches = [*self._in_hand.copy().values(), self._waiting.copy()]
+        return list({done.job: done.settlement for batch in batches for done in batch}.values())
 
     def close(self) -> None:
         """Write what there is and end."""
@@ -140,6 +146,14 @@ class Committer:
         self._arrived.set()
 
     async def _commit(self, batch: Sequence[Done], failures: int = 0) -> None:
+        """Write a batch, however long that takes."""
+        self._in_hand[id(batch)] = batch
+        try:
+            await self._write(batch, failures)
+        finally:
+            del self._in_hand[id(batch)]
+
+    async def _write(self, batch: Sequence[Done], failures: int) -> None:
         while True:
             settlements = [done.settlement for done in batch]
             try:
@@ -178,7 +192,7 @@ class Committer:
         except StoreUnavailable:
             return batch  # told when it is tried again
         if aside := [done for done, is_held in zip(batch, held, strict=True) if is_held]:
-            self._set_aside(self._commit_later(aside))
+            self._set_aside(aside, self._commit_later(aside))
         return [done for done, is_held in zip(batch, held, strict=True) if not is_held]
 
     async def _commit_later(self, batch: Sequence[Done]) -> None:

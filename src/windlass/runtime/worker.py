@@ -257,6 +257,8 @@ class Worker:
         times_asked = 0 if process is None else process.times_asked()
         if self._asked_at is None and times_asked:
             self._asked_at = now  # the event loop is blocked and cannot be told
+            info, within = self._options.info, self._options.shutdown_timeout
+            emit("worker.held_up", worker_id=info.id, ends_within=within)
         asked_at = self._asked_at
         is_late = asked_at is not None and now > asked_at + self._options.shutdown_timeout
         return is_late or times_asked > 1

@@ -1330,6 +1330,7 @@ $$;
 
 CREATE FUNCTION windlass.end_cancelled(ended uuid[], why text, retention interval, key_retention interval) RETURNS void
     LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'

@@ -3,6 +3,7 @@
 -- end_cancelled: end tasks whose rows are held; their places are gone. They say why.
 CREATE FUNCTION windlass.end_cancelled(ended uuid[], why text, retention interval, key_retention interval) RETURNS void
 LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
