@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import faulthandler
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from contextlib import suppress
 from windlass import App, Retry
 
 app = App()
+faulthandler.register(signal.SIGTERM)  # as an application may do
 FOR_EVER = 1e6
 AT_ONCE = Retry(max_attempts=2, base=0.0)
 

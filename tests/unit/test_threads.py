@@ -209,8 +209,9 @@ async def test_what_is_submitted_to_closed_threads_is_run_though_others_are_stuc
 
     def hang() -> None:
         began.set()
-        go_on.wait(WITHIN)
+        go_on.wait(3 * WITHIN)
 
+    both = threading.Barrier(2)
     stuck = threads.submit(hang)
     assert began.wait(WITHIN)
     threads.give_up(stuck)
@@ -220,5 +221,6 @@ async def test_what_is_submitted_to_closed_threads_is_run_though_others_are_stuc
 
     assert await run(threads, lambda: "after") == ["after"]
     assert await asyncio.wait_for(before.answer, WITHIN) == "before"
+    assert sorted(await run(threads, *[lambda: both.wait(WITHIN)] * 2)) == [0, 1]
     go_on.set()
     threads.close()

@@ -46,6 +46,7 @@ class OwnProcess:
         """Listen for signals from here on, in the running event loop."""
         loop = asyncio.get_running_loop()
         for signum in DEFAULTS:
+            faulthandler.unregister(signum)  # of the application: it would not be put in again
             loop.add_signal_handler(signum, self._tell)
             self._handlers[signum] = signal.getsignal(signum)
             faulthandler.register(signum, self._saying, all_threads=False, chain=True)

@@ -291,6 +291,9 @@ class RetryLimitRules(Steps):
         for _ in range(3):
             await self.add(store)
             await self._fail(store, delay=3600, max_age=None)
+        snoozed = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, Outcome.SNOOZED, delay=3600.0)
         fresh = await self.add(store, delay=3600.0)
         assert await self._bury(store.bury_scheduled) == []
         await store.stop_retries("resize", "stop")
@@ -302,7 +305,8 @@ class RetryLimitRules(Steps):
         record = await store.get(dead)
         assert (record.attempts, record.last_error) == (1, "no such image")
         assert record.errors[-1]["given_up"] == "retries of this type are stopped: stop"
-        assert await self.status(store, fresh) is TaskState.SCHEDULED
+        for waiting in (fresh, snoozed):
+            assert await self.status(store, waiting) is TaskState.SCHEDULED
         await store.retry(dead)
         assert await self.status(store, dead) is TaskState.PENDING
 
