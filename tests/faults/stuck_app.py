@@ -13,6 +13,8 @@ from windlass import App, Retry
 
 app = App()
 faulthandler.register(signal.SIGTERM)  # as an application may do
+if "THREAD_AT_IMPORT" in os.environ:
+    threading.Thread(target=time.sleep, args=(1e6,)).start()
 FOR_EVER = 1e6
 AT_ONCE = Retry(max_attempts=2, base=0.0)
 

@@ -143,6 +143,18 @@ def test_threads_that_a_handler_has_started_keep_no_process(
     assert [end[:2] for end in ends(sql_url)["starts_thread"]] == [("dead", 1)]
 
 
+def test_nor_do_threads_that_the_application_starts_when_it_is_imported(
+    database_url: str, sql_url: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THREAD_AT_IMPORT", "1")
+    asyncio.run(enqueue(database_url))
+
+    worker = start(application=APPLICATION)
+    until_nothing_is_left(worker, sql_url)
+
+    assert worker.stop() == 0, worker.said()
+
+
 def test_calls_that_hang_in_threads_of_the_event_loop_leave_others_their_place(
     database_url: str, sql_url: str, start: Start
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -51,7 +52,8 @@ def _with_worker_options(function: Any) -> Any:
 def worker(application: str, **options: Any) -> None:
     """Run a worker. SIGTERM or Ctrl-C drains it, a second one insists."""
     reap_left_over()
-    sys.exit(run(_work(load_app(application), **options), leaves_threads=True))
+    ours = threading.enumerate()
+    sys.exit(run(_work(load_app(application), **options), leaves_all_but=ours))
 
 
 @click.command()
@@ -60,12 +62,13 @@ def worker(application: str, **options: Any) -> None:
 def up(application: str | None, **options: Any) -> None:
     """Run everything for development: a database if none is configured, and a worker."""
     reap_left_over()
+    ours = threading.enumerate()
     app = load_app(application)
     if application is None:
         click.echo(
             "no APP given: the worker knows no task; try: windlass up package.module:name", err=True
         )
-    sys.exit(run(_work(app, **options), leaves_threads=True))
+    sys.exit(run(_work(app, **options), leaves_all_but=ours))
 
 
 async def _work(

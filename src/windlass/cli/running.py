@@ -18,25 +18,27 @@ T = TypeVar("T")
 LEAVE_AFTER = 1.0  # seconds for what was cancelled to end
 
 
-def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
+def run(
+    main: Coroutine[Any, Any, T], *, leaves_all_but: Collection[threading.Thread] | None = None
+) -> T:
     """Run a coroutine, on uvloop where that is installed.
 
-    A handler that ignores its cancellation cannot keep the process: it is left behind, and so are threads
-    that handlers have started, where they may. A number that the coroutine returns is the exit code then.
+    A handler that ignores its cancellation cannot keep the process: it is left behind. So are all threads
+    but those that are named, if they are: an application and its handlers may have started others. A number
+    that the coroutine returns is the exit code then.
     """
     factory = asyncio.new_event_loop
     if importlib.util.find_spec("uvloop") is not None:
         factory = importlib.import_module("uvloop").new_event_loop
     loop = factory()
-    before = threading.enumerate()
     try:
         result = loop.run_until_complete(main)
     except BaseException as error:
-        if leaves_threads and _has_threads_left(before):  # for which the error is told first
+        if _has_threads_left(leaves_all_but):  # for which the error is told first
             _leaving_soon(2 if isinstance(error, ConfigurationError) else 1).start()
         raise
     insisting = _leaving_soon(result)
-    if leaves_threads:
+    if leaves_all_but is not None:
         insisting.start()  # what is cancelled now may block the event loop
     left = asyncio.all_tasks(loop)
     for task in left:
@@ -45,16 +47,18 @@ def run(main: Coroutine[Any, Any, T], *, leaves_threads: bool = False) -> T:
         _leave(result)
     loop.run_until_complete(loop.shutdown_asyncgens())
     insisting.cancel()
-    if leaves_threads and _has_threads_left(before):
+    if _has_threads_left(leaves_all_but):
         _leave(result)
     loop.close()
     return result
 
 
-def _has_threads_left(before: Collection[threading.Thread]) -> bool:
-    """Whether threads that handlers have started go on, for which the interpreter would wait at its end."""
+def _has_threads_left(all_but: Collection[threading.Thread] | None) -> bool:
+    """Whether threads that may be left go on, for which the interpreter would wait at its end."""
+    if all_but is None:
+        return False
     until = time.monotonic() + LEAVE_AFTER
-    left = [one for one in threading.enumerate() if not one.daemon and one not in before]
+    left = [one for one in threading.enumerate() if not one.daemon and one not in all_but]
     for thread in left:
         thread.join(max(0.0, until - time.monotonic()))
     return any(thread.is_alive() for thread in left)
