@@ -53,6 +53,8 @@ def claim(batch: int) -> str:
             ":from_x",
             ":from_n",
             "'{}'",  # late
+            "NULL",  # at most
+            "NULL",  # other than
         )
     )
 

@@ -43,6 +43,8 @@ class Workload:
     sync: bool = False
     results: bool = False
     keys: bool = False
+    gates: str = ""  # what tasks have to pass: "queue" (a limit of lanes), "values" or "ordering"
+    delay: float = 0.0  # seconds
     within: bool = False
     loops: int = 0
     processes: int = 0

@@ -12,11 +12,13 @@ from bench.servers import Server
 from bench.stage import Workload
 
 EMPTY, PENDING, FINISHED = "empty", "pending", "finished"
+SCHEDULED = "scheduled"
+AN_HOUR = 3600.0  # seconds
 
 
 def depth_cases(contest: Contest) -> list[Case]:
     """The cases that need long, and are run by name only."""
-    return [_deep(contest), _snapshot(contest)]
+    return [_deep(contest), _later(contest), _snapshot(contest)]
 
 
 def _deep(contest: Contest) -> Case:
@@ -55,6 +57,36 @@ def _deep(contest: Contest) -> Case:
             Run(FINISHED, partial(beside, FINISHED, sizes.finished)),
         ),
         ((PENDING, EMPTY), (FINISHED, EMPTY)),
+        shown=("rate", "postgres_us", "wal", "buffers"),
+    )
+
+
+def _later(contest: Contest) -> Case:
+    stage, ours = contest.stage, contest.ours
+    workload = Workload(contest.sizes.tasks)
+    number = contest.sizes.pending
+
+    @cache
+    def filled() -> str:
+        database = stage.make(ours)
+        stage.ask(ours, database, "bulk", 1, workload=Workload(1, delay=AN_HOUR))
+        fill(stage.server, database, number)
+        return database
+
+    def drained(database: str) -> Values:
+        stage.ask(ours, database, "bulk", workload.tasks)
+        stage.settle_down(database)
+        return drain_in(stage, ours, database, workload)
+
+    def alone() -> Values:
+        with stage.database(ours) as database:
+            return drained(database)
+
+    return Case(
+        "later",
+        f"no-op tasks of windlass beside {number:,} that wait for their time",
+        (Run(EMPTY, alone), Run(SCHEDULED, lambda: drained(filled()))),
+        ((SCHEDULED, EMPTY),),
         shown=("rate", "postgres_us", "wal", "buffers"),
     )
 

@@ -27,6 +27,7 @@ def throughput_cases(contest: Contest) -> list[Case]:
         _variant(contest, "results", "a result kept of each task", results=True),
         _variant(contest, "lanes", "five queues of five priorities each", lanes=LANES),
         _variant(contest, "keys", "an idempotency key for each task", keys=True),
+        _gates(contest),
         _memory(contest),
         _limit(contest),
     ]
@@ -116,6 +117,30 @@ def _variant(
         ((name, "plain"),),
         compared=("rate", "enqueue_rate"),
         shown=("rate", "enqueue_rate", "worker_us", "postgres_us", "statements", "wal", "buffers"),
+    )
+
+
+def _gates(contest: Contest) -> Case:
+    tasks = contest.sizes.tasks
+    ways = {
+        "queue": "limit of its queue",
+        "values": "limit by value",
+        "ordering": "ordering key of its own",
+    }
+    return Case(
+        "gates",
+        "no-op tasks of windlass that have limits: one of their queue, or one of ten at once for each of 1,000 values; "
+        "or an ordering key each",
+        (
+            _run(contest, contest.ours, Workload(tasks), label="plain"),
+            *(
+                _run(contest, contest.ours, Workload(tasks, gates=way), label=label)
+                for way, label in ways.items()
+            ),
+        ),
+        tuple((label, "plain") for label in ways.values()),
+        compared=("rate", "enqueue_rate", "wal_all"),
+        shown=("rate", "enqueue_rate", "worker_us", "postgres_us", "statements", "wal", "wal_all"),
     )
 
 

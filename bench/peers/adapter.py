@@ -44,6 +44,8 @@ class Order:
     results: bool  # the handler returns something to keep
     lanes: int  # queues, each with as many priorities
     keys: bool
+    gates: str  # what tasks have to pass, if the queue has such: "queue", "values" or "ordering"
+    delay: float  # seconds until tasks are due
     within: bool  # enqueue in a transaction of the caller
     loops: int  # of arithmetic in each handler, which then runs in a process
     processes: int  # for these; 0: one per core
@@ -122,6 +124,8 @@ def read_order(arguments: Sequence[str]) -> Order:
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--loops", type=int, default=0)
     parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--gates", default="")
+    parser.add_argument("--delay", type=float, default=0)
     for flag in ("sync", "results", "keys", "within"):
         parser.add_argument(f"--{flag}", action="store_true")
     return Order(**vars(parser.parse_args(arguments)))

@@ -10,9 +10,12 @@ from typing import Any
 import asyncpg
 
 from bench.peers.adapter import Order, Payload, Tally, chunked, main, read_order
-from windlass import App, Call
+from windlass import App, Call, Limit
 
 AT_ONCE = 500
+VALUES = 1000  # of the argument that a limit is by
+OF_EACH = 10  # at once
+MANY = 100_000  # more than any worker holds
 
 
 class WindlassAdapter:
@@ -24,7 +27,10 @@ class WindlassAdapter:
         if order.loops:
             self._note = self._app.task(name="note", run="process")(compute)
         else:
-            self._note = self._app.task(name="note")(_handler(order, tally))
+            limit = Limit(concurrency=OF_EACH, by="group") if order.gates == "values" else None
+            self._note = self._app.task(name="note", limit=limit)(_handler(order, tally))
+        if order.gates == "queue":
+            self._app.queue("default", concurrency=MANY)
         self._connection: Any = None
         self._closing = contextlib.AsyncExitStack()
 
@@ -63,7 +69,12 @@ class WindlassAdapter:
             task = task.options(queue=f"queue-{number % lanes}", priority=number // lanes % lanes)
         if self._order.keys:
             task = task.options(idempotency_key=str(number))
-        call: Call = task.call(**payload)
+        if self._order.gates == "ordering":
+            task = task.options(ordering_key=str(number))
+        if self._order.delay:
+            task = task.options(delay=self._order.delay)
+        grouped = {"group": number % VALUES} if self._order.gates == "values" else {}
+        call: Call = task.call(**payload, **grouped)
         return call
 
 
@@ -86,16 +97,16 @@ def _handler(order: Order, tally: Tally) -> Any:
     seconds = order.sleep_ms / 1000
     result = {"kept": True} if order.results else None
 
-    async def note(n: int, t: int = 0, filler: str = "") -> Any:
+    async def note(n: int, t: int = 0, filler: str = "", group: int = 0) -> Any:
         tally.hit(t)
         return result
 
-    async def sleep(n: int, t: int = 0, filler: str = "") -> Any:
+    async def sleep(n: int, t: int = 0, filler: str = "", group: int = 0) -> Any:
         tally.hit(t)
         await asyncio.sleep(seconds)
         return result
 
-    def note_in_thread(n: int, t: int = 0, filler: str = "") -> Any:
+    def note_in_thread(n: int, t: int = 0, filler: str = "", group: int = 0) -> Any:
         tally.hit_in_thread(t)
         return result
 

@@ -15,6 +15,7 @@ from windlass.model.errors import (
     NotAllowed,
     PayloadError,
     RetryAfter,
+    ScheduleNotFound,
     Snooze,
     StoreUnavailable,
     TaskCancelled,
@@ -22,10 +23,14 @@ from windlass.model.errors import (
     TaskNotFound,
     UnknownTask,
     WindlassError,
+    WorkerNotFound,
     WrongState,
 )
+from windlass.model.explanation import Explanation
+from windlass.model.schedule import ScheduleRecord
 from windlass.model.task import TaskRecord, TaskState
 from windlass.policy.budget import Budget
+from windlass.policy.limit import Limit
 from windlass.policy.retry import Retry
 
 __all__ = [
@@ -38,14 +43,18 @@ __all__ = [
     "Context",
     "DeadLetter",
     "Deadlock",
+    "Explanation",
     "Fail",
     "Handle",
     "IdempotencyConflict",
     "LeaseLost",
+    "Limit",
     "NotAllowed",
     "PayloadError",
     "Retry",
     "RetryAfter",
+    "ScheduleNotFound",
+    "ScheduleRecord",
     "Snooze",
     "StoreUnavailable",
     "Task",
@@ -57,5 +66,6 @@ __all__ = [
     "TaskState",
     "UnknownTask",
     "WindlassError",
+    "WorkerNotFound",
     "WrongState",
 ]

@@ -27,12 +27,20 @@ from windlass.client import (
     DeadLetters,
     Handle,
     Options,
+    QueueOptions,
+    Queues,
+    Schedules,
     Task,
     TaskFilters,
     TaskSet,
+    Types,
+    Values,
+    Workers,
     checked_calls,
     checked_cancellation,
+    checked_schedule,
     enqueue_options,
+    lane_rule,
     replay_rule,
     task_filter,
 )
@@ -41,6 +49,8 @@ from windlass.failures.classifier import Classifier
 from windlass.model.dead import ReplayRule
 from windlass.model.errors import ConfigurationError, TaskNotFound
 from windlass.model.limits import shown
+from windlass.model.rule import RuleScope
+from windlass.model.schedule import Schedule
 from windlass.model.task import Enqueued, TaskRecord, TypeDefaults
 from windlass.policy.breaker import COUNTED, Mode
 from windlass.portal import Portal
@@ -50,11 +60,11 @@ from windlass.registry import (
     breaker_settings,
     check_callback,
     checked_flag,
-    checked_names,
 )
 from windlass.runtime.health import starting
 from windlass.runtime.monitor import Monitor
 from windlass.runtime.options import OwnProcess
+from windlass.runtime.serving import checked_serving
 from windlass.runtime.worker import Worker
 from windlass.service import cancelled_by, check_no_event_loop, run_now
 from windlass.settings import Settings
@@ -73,7 +83,7 @@ MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 HookT = TypeVar("HookT", bound=Callable[[], Any])
 DeadHookT = TypeVar("DeadHookT", bound=Callable[[TaskRecord], Any])
 
-_WORKER_OPTIONS = ("queues", "concurrency", "shutdown_timeout")
+_WORKER_OPTIONS = ("queues", "concurrency", "queue_concurrency", "shutdown_timeout")
 
 
 class App(TaskSet):
@@ -88,10 +98,17 @@ class App(TaskSet):
         self._portal = Portal(at_exit=self.close)
         self._database = self._new_database(url)
         self.dead = DeadLetters(self)
+        self.queues = Queues(self)
+        self.types = Types(self)
+        self.values = Values(self)
+        self.workers = Workers(self)
+        self.schedules = Schedules(self)
         self._on_startup: list[Callable[[], Any]] = []
         self._on_shutdown: list[Callable[[], Any]] = []
         self._on_dead: list[Callable[[TaskRecord], Any]] = []
         self._replay_rules: list[ReplayRule] = []
+        self._schedules: dict[str, Schedule] = {}
+        self._has_worker = False
 
     # Defining
 
@@ -165,6 +182,14 @@ class App(TaskSet):
             )
         return self.registry.add_breaker(settings, fallback)
 
+    def queue(self, name: str, **options: Unpack[QueueOptions]) -> None:
+        """Declare what holds for a queue across all workers, from the next start of one on.
+
+        `concurrency`, `rate` ("100/s") and `burst` limit its tasks, `ageing` is in seconds for each point of
+        priority, or "strict". What an operator sets instead (`app.queues.change`) stands until it is reset.
+        """
+        self.registry.add_queue(lane_rule(RuleScope.QUEUE, name, options))
+
     def on_startup(self, function: HookT) -> HookT:
         """Run this when a worker starts; what it returns is `ctx.state`."""
         check_callback("start-up hook", function)
@@ -206,6 +231,44 @@ class App(TaskSet):
             "queue": queue,
         }
         self._replay_rules.append(replay_rule(filters, after=after, times=times, within=within))
+
+    def schedule(
+        self,
+        call: Call,
+        *,
+        cron: str | None = None,
+        every: float | timedelta | None = None,
+        timezone: str | None = None,
+        name: str | None = None,
+        overlap: str = "skip",
+        catch_up: int | str = "one",
+        jitter: float | timedelta = 0,
+    ) -> None:
+        """Let the leader enqueue this call at the times of a cron expression, or every so often.
+
+        Workers make it known when they start. `name` is that of the task if it is left out.
+        """
+        if self._has_worker:
+            raise ConfigurationError(
+                "app.schedule() was called after a worker had started, which knows nothing of it; "
+                "call it where the tasks are defined"
+            )
+        schedule = checked_schedule(
+            call,
+            cron=cron,
+            every=every,
+            timezone=timezone,
+            name=name,
+            overlap=overlap,
+            catch_up=catch_up,
+            jitter=jitter,
+            max_payload_bytes=self.settings.max_payload_bytes,
+        )
+        if schedule.name in self._schedules:
+            raise ConfigurationError(
+                f"schedule '{schedule.name}' is defined twice; give one of them another name="
+            )
+        self._schedules[schedule.name] = schedule
 
     def _add(self, task: Task[..., Any]) -> Task[..., Any]:
         self.registry.add(task.definition)
@@ -382,12 +445,14 @@ class App(TaskSet):
         *,
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
+        queue_concurrency: Mapping[str, int] | None = None,
         shutdown_timeout: float | timedelta | None = None,
         monitor: Monitor | None = None,
         process: OwnProcess | None = None,
     ) -> Worker:
         """Make a worker that is not running yet, for whoever handles signals, and may give it a process of its own."""
         self.registry.check_breakers()
+        self._has_worker = True
         settings = self.settings
         if concurrency is not None:
             settings = replace(settings, concurrency=concurrency)
@@ -395,32 +460,33 @@ class App(TaskSet):
             shutdown_timeout = shutdown_timeout.total_seconds()
         if shutdown_timeout is not None:
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
+        store = await self.store()
         return make_worker(
-            await self.store(),
+            store,
             self.registry,
             settings,
-            queues=None if queues is None else _checked_queues(queues),
+            serving=checked_serving(queues, queue_concurrency, await self._weights(store)),
             place=Place(self, self.url),
             wishes=Wishes(
                 on_startup=self._on_startup,
                 on_shutdown=self._on_shutdown,
                 on_dead=self._on_dead,
                 replay_rules=tuple(self._replay_rules),
+                schedules=tuple(self._schedules.values()),
                 # What is in memory alone would go with the process.
                 process=None if self.url == "memory:" else process,
             ),
             monitor=monitor,
         )
 
+    async def _weights(self, store: Store) -> dict[str, int]:
+        """What queues weigh: as declared here, unless an operator has said something else."""
+        by_hand = [one.rule for one in await store.rules() if one.by_operator]
+        rules = {rule.key: rule for rule in (*self.registry.rules(), *by_hand)}
+        queues = [rule for rule in rules.values() if rule.scope is RuleScope.QUEUE]
+        return {rule.name: rule.weight for rule in queues if rule.weight is not None}
+
     # Not built yet
-
-    def schedule(self, *_: Any, **__: Any) -> Never:
-        """Not built yet."""
-        raise ConfigurationError("app.schedule() is not built yet")
-
-    def queue(self, *_: Any, **__: Any) -> Never:
-        """Not built yet."""
-        raise ConfigurationError("app.queue() is not built yet")
 
     def workflow(self, *_: Any, **__: Any) -> Never:
         """Not built yet."""
@@ -501,6 +567,12 @@ class App(TaskSet):
         async with self._database.using() as opened:
             yield opened.client
 
+    @asynccontextmanager
+    async def storing(self) -> AsyncIterator[Store]:
+        """Yield the store of the running event loop, which stays open while the block lasts."""
+        async with self._database.using() as opened:
+            yield opened.store
+
     async def store(self) -> Store:
         """Return the store of the running event loop, opening it if need be."""
         return (await self._database.opened()).store
@@ -554,15 +626,3 @@ def _check_worker_options(options: dict[str, Any]) -> None:
             raise ConfigurationError(
                 f"worker option '{name}' is not known; options are: {', '.join(_WORKER_OPTIONS)}"
             )
-
-
-def _checked_queues(given: Any) -> tuple[str, ...]:
-    queues = checked_names("queues", "queue", given)
-    if not queues:
-        raise ConfigurationError("queues is empty; name one at least, or leave it out for all")
-    for queue in queues:
-        if ":" in queue:
-            raise ConfigurationError(
-                f"queue '{queue}': weights are not built yet; give the name alone"
-            )
-    return queues

@@ -14,12 +14,14 @@ from windlass.maintenance.archive import Archive
 from windlass.maintenance.chores import DeadCare, chores
 from windlass.maintenance.leader import Leader
 from windlass.model.dead import ReplayRule
+from windlass.model.schedule import Schedule
 from windlass.model.task import TaskRecord, WorkerInfo
 from windlass.registry import Registry
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.monitor import Monitor
 from windlass.runtime.options import OwnProcess, WorkerOptions
 from windlass.runtime.processes.options import ProcessOptions, Wear, usable_cores
+from windlass.runtime.serving import Serving
 from windlass.runtime.worker import Worker
 from windlass.settings import Settings
 from windlass.store.clock_watch import ClockWatch
@@ -42,6 +44,7 @@ class Wishes:
     on_shutdown: Sequence[Callable[[], Any]]
     on_dead: Sequence[Callable[[TaskRecord], Any]]
     replay_rules: tuple[ReplayRule, ...]
+    schedules: tuple[Schedule, ...]
     process: OwnProcess | None
 
 
@@ -50,7 +53,7 @@ def make_worker(
     registry: Registry,
     settings: Settings,
     *,
-    queues: tuple[str, ...] | None,
+    serving: Serving,
     place: Place,
     wishes: Wishes,
     monitor: Monitor | None,
@@ -66,7 +69,7 @@ def make_worker(
         version=version("windlass"),
         capacity=_capacity(registry, settings.concurrency, processes.size),
         types=registry.names(),
-        queues=queues,
+        queues=serving.queues,
         defaults=tuple(one.defaults for one in registry),
     )
     clock = ClockWatch(
@@ -84,6 +87,7 @@ def make_worker(
             sweep=settings.sweep,
             died=alarms.tell,
             care=_dead_care(settings, wishes.replay_rules),
+            new_ids=new_task_ids,
             unknown_type_grace=settings.unknown_type_grace,
         ),
     )
@@ -101,9 +105,12 @@ def make_worker(
         max_result_bytes=settings.max_result_bytes,
         processes=processes,
         stuck_threads=settings.stuck_threads,
+        serving=serving,
         process=wishes.process,
         on_startup=wishes.on_startup,
         on_shutdown=wishes.on_shutdown,
+        schedules=wishes.schedules,
+        owner=settings.service or _owner(place.application),
     )
     return Worker(
         store=store,
@@ -147,6 +154,16 @@ def _capacity(registry: Registry, concurrency: int, processes: int) -> int:
     if "process" not in kinds:
         return concurrency
     return processes if kinds == {"process"} else concurrency + processes
+
+
+def _owner(application: object) -> str:
+    """By what name an application owns its schedules; a script is named as if it were imported."""
+    module, _, name = _name_of(application).partition(":")
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).stem if file else ""
+    return f"{module}:{name}" if module else ""
 
 
 def _name_of(application: object) -> str:

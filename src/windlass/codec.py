@@ -18,6 +18,7 @@ from windlass.encoding import (
     decode_json,
     decode_other,
     encode_arguments,
+    encode_json,
     encode_lines,
     encode_short,
     no_number,
@@ -105,6 +106,21 @@ class ArgumentCodec:
             self._decoder = msgspec.json.Decoder(shape, dec_hook=decode_other)
         except (TypeError, ValueError, NameError) as error:
             raise ConfigurationError(f"task '{name}': {error}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments that are part of the payload."""
+        return tuple(self._names)
+
+    def encoded_default(self, name: str) -> str:
+        """Encode the default of a parameter; null if it has none, or none that JSON can carry."""
+        default = self._signature.parameters[name].default
+        if default is inspect.Parameter.empty:
+            return "null"
+        try:
+            return encode_json(default, what=self._what, max_bytes=LARGEST_PART)
+        except PayloadError:
+            return "null"
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, max_bytes: int) -> str:
         """Bind a call and encode it; what would not arrive as it was sent is refused."""

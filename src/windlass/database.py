@@ -150,6 +150,7 @@ class Database:
                         store=store,
                         registry=self._registry,
                         max_payload_bytes=self._settings.max_payload_bytes,
+                        ageing=timedelta(seconds=self._settings.ageing),
                     ),
                 )
                 self._opened[loop] = opened

@@ -1,8 +1,9 @@
 """Task name → handler and the policy it was registered with."""
 
 import inspect
+import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -13,9 +14,11 @@ from windlass.context import Context
 from windlass.failures.classifier import Classifier
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import LONGEST_RETENTION, LONGEST_SECONDS, shown
+from windlass.model.rule import LaneRule, RuleScope, ValueRule
 from windlass.model.task import Callback, TypeDefaults
 from windlass.policy.breaker import BreakerSettings
 from windlass.policy.classification import checked_class
+from windlass.policy.limit import Limit, per_second, usual_burst
 from windlass.policy.retry import Retry, age_limit
 
 RunKind = Literal["async", "thread", "process"]
@@ -61,7 +64,13 @@ def checked_flag(what: str, value: Any) -> bool:
     return value
 
 
-def checked_seconds(what: str, value: Any, *, above_zero: bool = False) -> float:
+def checked_seconds(
+    what: str,
+    value: Any,
+    *,
+    above_zero: bool = False,
+    longest: tuple[float, str] = (LONGEST_SECONDS, "less than a hundred years"),
+) -> float:
     """Return a duration in seconds, given as a number or a timedelta, or raise."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
@@ -69,8 +78,8 @@ def checked_seconds(what: str, value: Any, *, above_zero: bool = False) -> float
     if not 0 <= seconds < float("inf") or (above_zero and seconds == 0):
         least = "above 0" if above_zero else "not below 0"
         raise ConfigurationError(f"{what} {shown(value)}: use a finite number of seconds, {least}")
-    if seconds > LONGEST_SECONDS:
-        raise ConfigurationError(f"{what} {shown(value)}: use less than a hundred years")
+    if seconds > longest[0]:
+        raise ConfigurationError(f"{what} {shown(value)}: use {longest[1]}")
     return float(seconds)
 
 
@@ -100,6 +109,8 @@ class TaskDefinition:
     on_failure: Callback | None = None
     breaker: str | None = None  # the name of the one that protects it
     fallback: Callable[..., Any] | None = None  # called instead while that lets nothing through
+    limit: Limit | None = None  # of all its tasks together
+    value_limit: Limit | None = None  # of those with one value of the arguments that it is by
     defaults: TypeDefaults = field(init=False)  # what the store should know of it
     is_special: bool = field(init=False)  # it may have to wait, or does not run in this process
 
@@ -114,6 +125,7 @@ class TaskDefinition:
             self.on_success,
             self.on_failure,
             age_limit(self.retry),
+            _limit_by(self.value_limit, self.codec),
         )
         object.__setattr__(self, "defaults", defaults)  # it is frozen
         is_guarded = self.breaker is not None or self.retry.budget is not None
@@ -136,6 +148,7 @@ class TaskOptions:
     on_failure: Any = None
     breaker: str | Breaker | None = None
     fallback: Callable[..., Any] | None = None
+    limit: Limit | Sequence[Limit] | None = None
 
 
 def define(
@@ -169,10 +182,12 @@ def define(
                 f"task '{name}': fallback is called while a breaker is open; give breaker= too"
             )
         check_fallback(f"task '{name}': fallback", options.fallback, function)
+    codec = ArgumentCodec(name, function)
+    limit, value_limit = _checked_limits(name, options.limit, codec)
     return TaskDefinition(
         name=name,
         function=function,
-        codec=ArgumentCodec(name, function),
+        codec=codec,
         run=_checked_run(name, options.run, is_coroutine),
         queue=checked_name("queue", options.queue),
         priority=checked_priority(options.priority),
@@ -188,7 +203,51 @@ def define(
         on_failure=called_back(f"task '{name}': on_failure", options.on_failure),
         breaker=breaker,
         fallback=options.fallback,
+        limit=limit,
+        value_limit=value_limit,
     )
+
+
+def _checked_limits(
+    name: str, given: Any, codec: ArgumentCodec
+) -> tuple[Limit | None, Limit | None]:
+    """Return the limit of all tasks of a type together, and that by value."""
+    limits = given if isinstance(given, list | tuple) else () if given is None else (given,)
+    for limit in limits:
+        if not isinstance(limit, Limit):
+            raise ConfigurationError(
+                f"task '{name}': limit {shown(limit)}: give one as in Limit(concurrency=3, rate='10/s')"
+            )
+    together = [limit for limit in limits if limit.by is None]
+    by_value = [limit for limit in limits if limit.by is not None]
+    if len(together) > 1 or len(by_value) > 1:
+        raise ConfigurationError(
+            f"task '{name}': limit {shown(given)}: give one Limit without by= and one with it at most; "
+            "one by several arguments is Limit(by=('tenant', 'region'))"
+        )
+    for limit in by_value:
+        _check_arguments(name, limit, codec)
+    return (together or [None])[0], (by_value or [None])[0]
+
+
+def _check_arguments(name: str, limit: Limit, codec: ArgumentCodec) -> None:
+    for argument in limit.arguments:
+        if argument not in codec.names:
+            reason = "is not an argument"
+            if argument == codec.context_name:
+                reason = "is filled in by the worker and is not part of the payload"
+            raise ConfigurationError(
+                f"task '{name}': limit by {shown(argument)}, which {reason}; "
+                f"arguments are: {', '.join(codec.names) or 'none'}"
+            )
+
+
+def _limit_by(limit: Limit | None, codec: ArgumentCodec) -> str | None:
+    """What a store has to know to find the value of a task: names, and what stands if they are left out."""
+    if limit is None:
+        return None
+    known = [f"[{json.dumps(one)}, {codec.encoded_default(one)}]" for one in limit.arguments]
+    return f"[{', '.join(known)}]"
 
 
 def _checked_breaker(name: str, breaker: Any) -> str | None:
@@ -311,6 +370,23 @@ def _checked_retry(name: str, retry: Retry | int | None) -> Retry:
     return Retry(max_attempts=retry)
 
 
+def type_rule(name: str, limit: Limit) -> LaneRule:
+    """What a limit says of a type."""
+    return LaneRule(RuleScope.TYPE, name, limit.concurrency, *_rate_and_burst(limit))
+
+
+def value_rule(name: str, limit: Limit) -> ValueRule:
+    """What a limit by value says of the tasks of a type that have one value, whichever."""
+    return ValueRule(name, None, limit.concurrency, *_rate_and_burst(limit))
+
+
+def _rate_and_burst(limit: Limit) -> tuple[float | None, float | None]:
+    if limit.rate is None:
+        return None, None
+    rate = per_second("rate", limit.rate)
+    return rate, usual_burst(rate) if limit.burst is None else limit.burst
+
+
 class Registry:
     """The task types of an application, with what wraps their handlers and judges their errors."""
 
@@ -320,6 +396,7 @@ class Registry:
         self.middleware: list[Middleware] = []
         self.breakers: dict[str, Breaker] = {}
         self._fallbacks: dict[str, TaskDefinition | None] = {}
+        self._queues: dict[str, LaneRule] = {}
 
     def add(self, definition: TaskDefinition) -> None:
         """Register a type; two of one name are an error."""
@@ -336,6 +413,24 @@ class Registry:
     def find(self, name: str) -> TaskDefinition | None:
         """Return the definition of a type, if this application has it."""
         return self._definitions.get(name)
+
+    def add_queue(self, rule: LaneRule) -> None:
+        """Declare what holds for a queue; twice and not alike is an error."""
+        if self._queues.setdefault(rule.name, rule) != rule:
+            raise ConfigurationError(
+                f"queue '{rule.name}' is declared twice, and not alike; leave out one app.queue(...)"
+            )
+
+    def rules(self) -> list[LaneRule]:
+        """What the application declares for its queues and types."""
+        limits = [type_rule(one.name, one.limit) for one in self if one.limit is not None]
+        return [*self._queues.values(), *limits]
+
+    def value_rules(self) -> list[ValueRule]:
+        """What the application declares for each value of the arguments that a type is limited by."""
+        return [
+            value_rule(one.name, one.value_limit) for one in self if one.value_limit is not None
+        ]
 
     def add_breaker(
         self, settings: BreakerSettings, fallback: Callable[..., Any] | None

@@ -54,6 +54,7 @@ class Settings:
     stuck_threads: int = 20
 
     error_rules: str = ""
+    service: str = ""
 
     health_port: int = 0
     health_host: str = "127.0.0.1"

@@ -40,6 +40,10 @@ FINITE = "use a finite number of seconds, not below 0"
 CONTROL = "holds a control character; remove it"
 NAME = "characters; use 1 to 200"
 LIST = "give a list of strings"
+KEY = "option 'on_dead' says what becomes of an ordering key; give ordering_key too"
+ON_DEAD = 'use "hold" or "pass"'
+ABOVE_0 = "use a finite number of seconds, above 0"
+EXCLUDE = "exclude each other; give one"
 AWARE = "use a time with a time zone, such as 2030-01-31T12:00:00Z"
 DEEP = (
     "it is nested deeper than 200 levels; flatten it, or store the data elsewhere and pass a "
@@ -116,8 +120,68 @@ OPTIONS = [
     Option({"delay": 10**400}, f"delay 1{'0' * 99}…: use less than a hundred years"),
     Option({"delay": "soon"}, f"delay 'soon': {SECONDS}"),
     Option({"delay": True}, f"delay True: {SECONDS}", f"delay true: {SECONDS}"),
-    Option({"ordering_key": "a"}, "option 'ordering_key' is not built yet"),
-    Option({"on_dead": "hold"}, "option 'on_dead' is not built yet"),
+    Option({"ordering_key": ""}, f"ordering_key '' has 0 {NAME}", typed=("--ordering-key", "")),
+    Option({"ordering_key": "\x85"}, rf"ordering_key '\x85' {CONTROL}"),
+    Option({"ordering_key": 5}, "ordering_key 5 must be a string"),
+    Option({"on_dead": "hold"}, KEY, typed=("--on-dead", "hold")),
+    Option({"on_dead": "pass"}, KEY, typed=("--on-dead", "pass")),
+    Option(
+        {"ordering_key": "a", "on_dead": "keep"},
+        f"on_dead 'keep': {ON_DEAD}",
+        typed=("--ordering-key", "a", "--on-dead", "keep"),
+    ),
+    Option({"on_dead": ""}, f"on_dead '': {ON_DEAD}", typed=("--on-dead", "")),
+    Option({"on_dead": False}, f"on_dead False: {ON_DEAD}", f"on_dead false: {ON_DEAD}"),
+    Option({"unique_for": 0}, f"unique_for 0: {ABOVE_0}"),
+    Option({"throttle": -0.5}, f"throttle -0.5: {ABOVE_0}", typed=("--throttle", "-0.5")),
+    Option(
+        {"debounce": math.nan},
+        f"debounce nan: {ABOVE_0}",
+        f"debounce 'NaN': {ABOVE_0}",
+        ("--debounce", "nan"),
+    ),
+    Option(
+        {"unique_for": math.inf},
+        f"unique_for inf: {ABOVE_0}",
+        f"unique_for 'Infinity': {ABOVE_0}",
+        ("--unique-for", "inf"),
+    ),
+    Option({"throttle": 31622400.5}, "throttle 31622400.5: use at most 366 days"),
+    Option({"debounce": 10**400}, f"debounce 1{'0' * 99}…: use at most 366 days"),
+    Option({"unique_for": "1h"}, f"unique_for '1h': {SECONDS}"),
+    Option({"debounce": True}, f"debounce True: {SECONDS}", f"debounce true: {SECONDS}"),
+    Option(
+        {"unique_for": 1.5, "dedupe_key": ""},
+        f"dedupe_key '' has 0 {NAME}",
+        typed=("--unique-for", "1.5", "--dedupe-key", ""),
+    ),
+    Option({"throttle": 1.5, "dedupe_key": "a\tb"}, rf"dedupe_key 'a\tb' {CONTROL}"),
+    Option({"debounce": 1.5, "dedupe_key": 5}, "dedupe_key 5 must be a string"),
+    Option(
+        {"dedupe_key": "a"},
+        "option 'dedupe_key' says what a window is for; give unique_for, throttle or debounce too",
+        typed=("--dedupe-key", "a"),
+    ),
+    Option({"unique_for": 1.5, "throttle": 1.5}, f"options 'unique_for' and 'throttle' {EXCLUDE}"),
+    Option({"debounce": 1.5, "throttle": 1.5}, f"options 'throttle' and 'debounce' {EXCLUDE}"),
+    *(
+        Option(
+            {kind: 1.5, "idempotency_key": "a"}, f"options '{kind}' and 'idempotency_key' {EXCLUDE}"
+        )
+        for kind in ("unique_for", "throttle", "debounce")
+    ),
+    Option(
+        {"debounce": 1.5, "delay": 1.5},
+        f"options 'debounce' and 'delay' {EXCLUDE}",
+        typed=("--debounce", "1.5", "--delay", "1.5"),
+    ),
+    Option(
+        {"debounce": 1.5, "at": datetime(2100, 1, 1, tzinfo=UTC)},
+        f"options 'debounce' and 'at' {EXCLUDE}",
+    ),
+    Option(
+        {"debounce": 1.5, "ordering_key": "a"}, f"options 'debounce' and 'ordering_key' {EXCLUDE}"
+    ),
     Option({"max_attempts": 0}, f"max_attempts 0: {ATTEMPTS}", typed=("--max-attempts", "0")),
     Option({"max_attempts": -1}, f"max_attempts -1: {ATTEMPTS}", typed=("--max-attempts", "-1")),
     Option({"max_attempts": 30_001}, f"max_attempts 30001: {ATTEMPTS}"),
@@ -248,11 +312,11 @@ def as_json(value: Any) -> str | None:
 def fits(name: str, value: Any) -> bool:
     """Whether a value is of the type of the parameter of windlass.enqueue."""
     match name:
-        case "queue" | "idempotency_key":
+        case "queue" | "idempotency_key" | "ordering_key" | "on_dead" | "dedupe_key":
             return isinstance(value, str) and as_json(value) is not None
         case "priority" | "max_attempts":
             return type(value) is int and abs(value) < 2**31
-        case "delay":
+        case "delay" | "unique_for" | "throttle" | "debounce":
             return type(value) is float or (type(value) is int and value < 2**31)
         case "tags":
             return isinstance(value, list) and all(isinstance(tag, str | None) for tag in value)

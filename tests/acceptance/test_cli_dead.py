@@ -153,7 +153,10 @@ def test_a_listing_goes_on(windlass: Run, letters: list[str]) -> None:
         (("replay",), "either by id or by filter"),
         (("replay", str(uuid.uuid4()), "--queue", "x"), "either by id or by filter"),
         (("discard",), "either by id or by filter"),
-        (("replay", "--queue", "x", "--rate", "fast"), "rate 'fast': write it as in '10/s'"),
+        (
+            ("replay", "--queue", "x", "--rate", "fast"),
+            "rate 'fast' is not a rate; write it as \"10/s\"",
+        ),
         (("replay", "--queue", "x", "--canary", "0"), "canary 0"),
         (("replay", "--queue", "x", "--max-failures", "50"), "max_failures 50.0 is of the canary"),
         (("replay", "--queue", "x", "--max-failures", "101"), "max_failures 101"),

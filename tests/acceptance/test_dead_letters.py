@@ -267,9 +267,9 @@ async def test_replays_are_spread_over_time(app: App, gateway: Gateway) -> None:
     assert delays == [0, 2, 4]
 
 
-@pytest.mark.parametrize("rate", ["10", "0/s", "-1/s", "ten/s", "1/d", 10, ""])
+@pytest.mark.parametrize("rate", ["10", "0/s", "-1/s", "ten/s", "1/y", ""])
 async def test_a_rate_that_is_none_is_refused(app: App, rate: Any) -> None:
-    with pytest.raises(ConfigurationError, match="'10/s', '100/m' or '5/h'"):
+    with pytest.raises(ConfigurationError, match=r'rate .*write it as "10/s"'):
         await app.dead.replay(type="mail", rate=rate)
 
 

@@ -29,7 +29,7 @@ from windlass.runtime.job import Job
 from windlass.runtime.metrics import Distribution, Metrics
 from windlass.telemetry import is_watched
 
-LABELS = ("type", "queue", "status", "outcome", "class")
+LABELS = ("type", "queue", "priority", "status", "outcome", "class")
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
@@ -93,6 +93,7 @@ async def test_a_worker_counts_what_it_does(app: App, port: int) -> None:
     assert seen["windlass_task_duration_seconds_count", labels] == 6
     assert seen["windlass_task_wait_seconds_count", labels] == 7
     assert seen["windlass_task_wait_seconds_sum", labels] >= 0
+    assert seen["windlass_queue_wait_seconds_count", ("q", "normal")] == 7
     assert seen["windlass_slots_busy", ()] == 1
     assert seen["windlass_claim_tasks_sum", ()] == 7
     assert seen["windlass_settle_tasks_sum", ()] == 6

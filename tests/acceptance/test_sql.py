@@ -66,6 +66,7 @@ async def test_functions_with_the_rights_of_their_owner_are_for_nobody_and_look_
 
     assert {name for name, _, _ in functions} == {
         *("enqueue", "enqueue_many", "cancel", "complete_task", "complete_and_call"),
+        *("enqueue_windowed", "reserve_windows"),
     }
     for name, is_open, settings in functions:
         assert not is_open, name
@@ -240,8 +241,13 @@ async def test_a_trigger_enqueues_with_the_change_that_fired_it(
         ),
         ({"type": "a", "expires": "2100-01-01T00:00"}, "WL006", "or a time with a time zone"),
         ({"type": "a", "expires": True}, "WL006", "expires true: use seconds from now, or a time"),
-        ({"type": "a", "ordering_key": "k"}, "WL006", "option 'ordering_key' is not built yet"),
-        ({"type": "a", "on_dead": "hold"}, "WL006", "option 'on_dead' is not built yet"),
+        ({"type": "a", "ordering_key": ""}, "WL006", "ordering_key '' has 0 characters; use 1 to"),
+        ({"type": "a", "on_dead": "hold"}, "WL006", "ordering key; give ordering_key too"),
+        (
+            {"type": "a", "ordering_key": "k", "on_dead": "keep"},
+            "WL006",
+            'on_dead \'keep\': use "hold" or "pass"',
+        ),
         ({"type": "a", "at": "tomorrow"}, "WL006", "at 'tomorrow': use a time with a time zone"),
         ({"type": "a", "at": "2100-13-01T00:00Z"}, "WL006", "use a time with a time zone"),
         ({"type": "a", "at": "2100-01-01T00:00"}, "WL006", "use a time with a time zone"),

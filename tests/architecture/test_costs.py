@@ -15,6 +15,7 @@ import pytest
 
 from windlass import App, runtime
 from windlass.model.task import Enqueued
+from windlass.runtime import carrier
 from windlass.store.postgres.statements import Statements
 
 TASKS = 2000
@@ -50,7 +51,9 @@ async def test_a_drain_takes_few_statements(
     assert asked.count("claim_tasks") + asked.count("settle_tasks") <= 0.02 * TASKS
 
 
-async def test_a_task_takes_few_calls_of_python() -> None:
+async def test_a_task_takes_few_calls_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    # To count takes time, and the more the event loop turns meanwhile the more there is to count.
+    monkeypatch.setattr(carrier, "SLICE", WITHIN)
     async with App("memory:") as app:
 
         @app.task
@@ -60,7 +63,7 @@ async def test_a_task_takes_few_calls_of_python() -> None:
         with counting_calls(RUNTIME) as calls:
             await app.run_worker(concurrency=BATCH, until_idle=True)
 
-    assert sum(calls.values()) / TASKS < 40, calls.most_common(50)
+    assert sum(calls.values()) / TASKS < 37, calls.most_common(50)
 
 
 async def test_a_task_that_waits_takes_few_calls_of_python() -> None:

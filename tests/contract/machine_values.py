@@ -7,7 +7,17 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from windlass.model.task import Change, ClaimedTask, Fence, NewTask, Outcome, Settlement
+from windlass.model.rule import STRICT, LaneRule, RuleScope, ValueRule
+from windlass.model.task import (
+    Change,
+    ClaimedTask,
+    Fence,
+    NewTask,
+    Outcome,
+    Settlement,
+    Window,
+    WindowKind,
+)
 
 T = TypeVar("T")
 
@@ -51,6 +61,31 @@ some_queues = st.sampled_from([None, None, QUEUES, ("bulk",), ("default",)])
 workers = st.sampled_from(WORKERS)
 
 
+@st.composite
+def _lane_rule(draw: st.DrawFn) -> LaneRule:
+    scope = draw(st.sampled_from(RuleScope))
+    is_queue = scope is RuleScope.QUEUE
+    rate, burst = draw(st.sampled_from([(None, None), (None, None), (0.5, 1.0), (1.0, 3.0)]))
+    return LaneRule(
+        scope,
+        draw(st.sampled_from(QUEUES if is_queue else TYPES)),
+        draw(st.sampled_from([None, 1, 2, 5])),
+        rate,
+        burst,
+        draw(st.sampled_from([None, None, 1.0, STRICT])) if is_queue else None,
+    )
+
+
+lane_rules = _lane_rule()
+value_rules = st.builds(
+    lambda type_, value, concurrency, rate: ValueRule(type_, value, concurrency, *rate),
+    st.sampled_from(TYPES),
+    st.sampled_from([None, None, "1", '["1", "2"]']),
+    st.sampled_from([None, 1, 1, 2]),
+    st.sampled_from([(None, None), (None, None), (0.1, 1.0), (0.5, 3.0)]),
+)
+
+
 class NewTaskOptions(NamedTuple):
     """A task before it has an id, and its time relative to the clock."""
 
@@ -64,13 +99,30 @@ class NewTaskOptions(NamedTuple):
     idempotency_key: str | None
     tags: tuple[str, ...]
     retention: timedelta | None
+    ordering_key: str | None
+    keeps_key: bool
+    limit_by: str | None
+    window: Window | None
 
     def task(self, task_id: UUID, now: datetime) -> NewTask:
         values = self._asdict()
         starts_in = values.pop("starts_in")
         if starts_in is not None:
             values |= {"delay": 0.0, "at": now + starts_in}
+        if self.window is not None:
+            values["idempotency_key"] = None
+        if self.window is not None and self.window.kind is WindowKind.DEBOUNCE:
+            values |= {"delay": 0.0, "at": None, "ordering_key": None}
+        values["keeps_key"] = self.keeps_key and values["ordering_key"] is not None
         return NewTask(id=task_id, **values)
+
+
+windows = st.builds(
+    Window,
+    kind=st.sampled_from(WindowKind),
+    seconds=st.sampled_from([5.0, 30.0, 3600.0]),
+    key=st.sampled_from([None, None, "w"]),
+)
 
 
 # Few lanes, so that tasks meet in them.
@@ -86,6 +138,10 @@ new_tasks = st.builds(
     idempotency_key=st.sampled_from([*[None] * 4, "x", "y"]),
     tags=st.sampled_from([(), ("red",), ("red", "blue")]),
     retention=st.sampled_from([None, None, timedelta(0), timedelta(days=2)]),
+    ordering_key=st.sampled_from([*[None] * 3, "k", "k", "j"]),
+    keeps_key=st.sampled_from([False, True]),
+    limit_by=st.sampled_from([*[None] * 3, '[["a", null]]', '[["a", 1], ["b", "2"]]']),
+    window=st.none() | st.none() | windows,
 )
 new_calls = st.lists(new_tasks, min_size=1, max_size=5) | st.builds(
     lambda options, number: [options] * number, new_tasks, st.integers(2, 5)

@@ -50,6 +50,8 @@ SELECT 'ready' FROM windlass.ready WHERE task_id = $1
 UNION ALL
 SELECT 'scheduled' FROM windlass.scheduled WHERE task_id = $1
 UNION ALL
+SELECT 'gate' FROM windlass.gate_entry WHERE task_id = $1 AND NOT is_open
+UNION ALL
 SELECT 'claim'
 FROM windlass.claim c
 JOIN windlass.claim_task b ON b.token = c.token

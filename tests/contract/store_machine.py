@@ -32,6 +32,7 @@ from contract.machine_values import (
     Pair,
     changes,
     endings,
+    lane_rules,
     leases,
     new_calls,
     new_tasks,
@@ -40,9 +41,11 @@ from contract.machine_values import (
     some_of,
     some_queues,
     some_types,
+    value_rules,
     workers,
 )
 from windlass.model.errors import WindlassError
+from windlass.model.rule import LaneRule, ValueRule
 from windlass.model.task import (
     Change,
     ClaimRequest,
@@ -202,6 +205,8 @@ class StoreMachine(RuleBasedStateMachine):
         lease=leases,
         ageing=st.sampled_from([timedelta(0), timedelta(seconds=1), timedelta(seconds=6)]),
         alone=st.sampled_from([False, False, True]),
+        at_most=st.sampled_from([None, None, 0, 1, 3]),
+        other_than=st.sampled_from([(), (), (), (QUEUES[0],)]),
     )
     def claim(self, data: st.DataObject, **asked: Any) -> None:
         self._claim(ClaimRequest(**asked))
@@ -244,11 +249,14 @@ class StoreMachine(RuleBasedStateMachine):
     def _claim(self, request: ClaimRequest) -> list[Held]:
         # Claims that expire at the same time would be rescued in the order of their tokens.
         self.move_clock(TICK)
+        # Of calls that are older than a moment a store may leave those to its leader.
+        self._answer_calls()
         model, subject = self.both(lambda store: store.claim(request))
         assert plain(model.claim) == plain(subject.claim)
         assert model.alone_waiting == subject.alone_waiting
         self.alone_waiting = model.alone_waiting
         assert milliseconds(model.due_in) == milliseconds(subject.due_in)
+        assert model.is_capped == subject.is_capped
         if model.claim is None:
             return []
         before, self.fences = self.fences, Pair(model.claim.fence, subject.claim.fence)
@@ -258,6 +266,10 @@ class StoreMachine(RuleBasedStateMachine):
         granted = [Held(tokens, task) for task in model.claim.tasks]
         self.held += granted
         return granted
+
+    def _answer_calls(self) -> None:
+        """How many there are is a store's own matter: a gate may be called twice."""
+        self.same(lambda store: store.open_gates(1000), by=lambda _: None)
 
     def _draw_held(self, data: st.DataObject) -> list[Held]:
         """Draw as often from those just claimed as from those that may be lost long ago."""
@@ -368,6 +380,37 @@ class StoreMachine(RuleBasedStateMachine):
     @command(1, queue=st.sampled_from(QUEUES), paused=st.sampled_from([True, False, False]))
     def pause_or_resume(self, data: st.DataObject, queue: str, paused: bool) -> None:
         self.same(lambda store: store.pause(queue) if paused else store.resume(queue))
+
+    @command(1, kind=st.sampled_from(TYPES), paused=st.sampled_from([True, False, False]))
+    def pause_or_resume_type(self, data: st.DataObject, kind: str, paused: bool) -> None:
+        self.same(lambda store: store.pause_type(kind) if paused else store.resume_type(kind))
+
+    @command(2, rule=value_rules, act=st.sampled_from(["set", "set", "reset", "declare"]))
+    def set_or_reset_value_rule(self, data: st.DataObject, rule: ValueRule, act: str) -> None:
+        match act:
+            case "set":
+                self.same(lambda store: store.set_value_rule(rule))
+            case "reset":
+                self.same(lambda store: store.reset_value_rule(rule.type, rule.value))
+            case _:
+                each = replace(rule, value=None)
+                self.same(lambda store: store.declare_rules([], types=TYPES, values=[each]))
+        self.same(lambda store: store.value_rules())
+
+    @command(1)
+    def open_gates(self, data: st.DataObject) -> None:
+        self._answer_calls()
+
+    @command(2, rule=lane_rules, act=st.sampled_from(["set", "set", "reset", "declare"]))
+    def set_or_reset_rule(self, data: st.DataObject, rule: LaneRule, act: str) -> None:
+        match act:
+            case "set":
+                self.same(lambda store: store.set_rule(rule))
+            case "reset":
+                self.same(lambda store: store.reset_rule(*rule.key))
+            case _:
+                self.same(lambda store: store.declare_rules([rule], types=TYPES))
+        self.same(lambda store: store.rules())
 
     @command(
         1, worker_id=workers, lease=leases, act=st.sampled_from(["enter", "leave", "rest", "work"])

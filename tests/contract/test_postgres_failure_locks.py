@@ -256,7 +256,7 @@ async def test_burying_waits_for_what_it_cannot_go_round_only_so_long(
     holding = await sessions.begin()
     await holding.connection.execute(f"LOCK TABLE windlass.{table} IN SHARE MODE")
 
-    client = Client(store=store, registry=Registry(), max_payload_bytes=1000)
+    client = Client(store=store, registry=Registry(), max_payload_bytes=1000, ageing=SECOND)
     with pytest.raises(StoreBusy, match="retries of 'resize' are stopped, and 0 tasks"):
         await client.stop_retries("resize", "stop")
 

@@ -93,7 +93,7 @@ async def hang(store: PostgresStore, leadership: Leadership, limit: str) -> None
 
 
 async def test_where_nobody_works_there_is_nothing_to_do(store: PostgresStore) -> None:
-    assert (await store.due())[1:] == (False, False, False, False, False)
+    assert (await store.due())[1:] == (False, False, False, False, False, None, False)
 
 
 async def test_a_worker_that_lives_is_not_looked_for(

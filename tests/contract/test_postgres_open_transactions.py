@@ -30,6 +30,8 @@ from contract.postgres_sessions import (
 )
 from windlass.model.dead import DeadFilter, Replay
 from windlass.model.examination import Unknown
+from windlass.model.rule import LaneRule, RuleScope, ValueRule
+from windlass.model.schedule import Schedule, Slot, SlotDecision, SlotState, Timing
 from windlass.model.task import (
     CancelAnswer,
     Change,
@@ -42,6 +44,7 @@ from windlass.model.task import (
     Started,
     TaskFilter,
     TypeDefaults,
+    WorkerOrder,
 )
 from windlass.store import port
 from windlass.store.postgres import history
@@ -49,6 +52,9 @@ from windlass.store.postgres.examining import Examiner
 from windlass.store.postgres.store import PostgresOptions, PostgresStore
 
 # Users' transactions left open
+
+
+NIGHTLY = Schedule(name="nightly", timing=Timing(cron="0 3 * * *"), task=new_task())
 
 
 class Scene:
@@ -101,6 +107,35 @@ class Scene:
         await self.store.claim(dataclasses.replace(request(), lane=lane))
         await self.store.claim(request())
 
+    async def claim_of_a_limit(self) -> None:
+        await self.store.set_rule(LaneRule(RuleScope.QUEUE, "default", 9, 1.0, 5.0))
+        held = await claim_some(self.store, 2)
+        await self.store.settle(settlements(held, Outcome.COMPLETED))
+
+    async def pass_gates(self) -> None:
+        await self.store.set_value_rule(ValueRule("some", None, 1, 1.0, 5.0))
+        gated = {"ordering_key": "k", "payload": '{"a": 1}', "limit_by": '[["a", null]]'}
+        waiting = [new_task(type="some", **gated) for _ in range(4)]
+        await self.store.enqueue(waiting)
+        held = await claim(self.store, of="some")
+        await self.store.settle(settlements(held, Outcome.COMPLETED))
+        await self.store.change(waiting[2].id, Change(priority=20))
+        await self.store.cancel(waiting[3].id, "waiting")
+        await self.store.cancel(waiting[1].id, "let through")
+        await self.store.retry(waiting[1].id)
+
+    async def decide_slots(self) -> None:
+        (due,) = await self.store.due_schedules(10)
+        decision = SlotDecision(
+            name=NIGHTLY.name,
+            revision=due.revision,
+            decided_until=due.decided_until,
+            until=due.now + timedelta(seconds=1),
+            next_at=due.now + DAY,
+            slots=(Slot(due.now, SlotState.FIRED, new_task()),),
+        )
+        assert await self.store.decide_slots(decision, leadership=self.leadership)
+
     async def replay_and_discard(self) -> None:
         await self.store.replay([Replay(self.buried[1], new_task().id)])
         await self.store.discard([self.buried[1]])
@@ -152,6 +187,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "register": lambda s: s.store.register(worker_info(OTHER_WORKER), lease=LEASE),
     "pulse": lambda s: s.store.pulse(Pulse(WORKER, [s.claims[0].token], LEASE, 1, True)),
     "set_idle": lambda s: s.store.set_idle(WORKER, idle=False),
+    "order_workers": lambda s: s.store.order_workers([WORKER], WorkerOrder.PAUSE),
     "open_breaker": lambda s: s.store.open_breaker("payments", epoch=0, recovery=timedelta(0)),
     "breakers": lambda s: s.store.breakers(["payments"]),
     "probe_breaker": lambda s: s.store.probe_breaker(
@@ -176,6 +212,19 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "replay": lambda s: s.replay_and_discard(),
     "pause": lambda s: s.store.pause("default"),
     "resume": lambda s: s.store.resume("default"),
+    "declare_rules": lambda s: s.store.declare_rules(
+        [LaneRule(RuleScope.TYPE, "resize", concurrency=1)], types=["resize"]
+    ),
+    "set_value_rule": lambda s: s.pass_gates(),
+    "value_rules": lambda s: s.store.value_rules(),
+    "open_gates": lambda s: s.store.open_gates(10),
+    "reset_value_rule": lambda s: s.store.reset_value_rule("some", None),
+    "set_rule": lambda s: s.claim_of_a_limit(),
+    "rules": lambda s: s.store.rules(),
+    "pause_type": lambda s: s.store.pause_type("resize"),
+    "situation": lambda s: s.store.situation(s.ids[0], ageing=LEASE),
+    "resume_type": lambda s: s.store.resume_type("resize"),
+    "reset_rule": lambda s: s.store.reset_rule(RuleScope.QUEUE, "default"),
     "get": lambda s: s.store.get(s.ids[0]),
     "ended": lambda s: s.store.ended(s.ids),
     "tasks": lambda s: asyncio.gather(
@@ -194,6 +243,15 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "tidy": lambda s: s.store.tidy(leadership=s.leadership),
     "prepare_history": lambda s: s.store.prepare_history(leadership=s.leadership),
     "retain": lambda s: s.store.retain(leadership=s.leadership),
+    "register_schedules": lambda s: s.store.register_schedules("shop:app", [NIGHTLY]),
+    "schedules": lambda s: s.store.schedules(),
+    "due_schedules": lambda s: s.store.due_schedules(10),
+    "decide_slots": lambda s: s.decide_slots(),
+    "run_schedule": lambda s: s.store.run_schedule(NIGHTLY.name, new_task().id),
+    "slots": lambda s: s.store.slots(NIGHTLY.name, 10),
+    "prune_slots": lambda s: s.store.prune_slots(most=1, leadership=s.leadership),
+    "pause_schedule": lambda s: s.store.pause_schedule(NIGHTLY.name),
+    "resume_schedule": lambda s: s.store.resume_schedule(NIGHTLY.name),
     "examine": lambda s: s.examine(),
     "resign": lambda s: s.store.resign(s.leadership),
     "listen": lambda s: s.listen(),

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from contract.explain_machine import explain_machine_for
 from contract.pgbouncer import store_options
 from contract.postgres_clock import PostgresClock
 from contract.postgres_empty import EMPTY
-from contract.store_machine import machine_for
+from contract.store_machine import StoreMachine, machine_for
 from windlass.store.postgres.store import PostgresStore
 
 T = TypeVar("T")
@@ -68,11 +69,21 @@ def postgres_subject(database_url: str, sql_url: str) -> Iterator[PostgresSubjec
 
 @pytest.mark.timeout(600)
 def test_postgres_and_the_model_give_the_same_answers(postgres_subject: PostgresSubject) -> None:
+    drive(machine_for(postgres_subject))
+
+
+@pytest.mark.timeout(600)
+def test_explain_says_claimable_exactly_when_the_next_claim_returns_it(
+    postgres_subject: PostgresSubject,
+) -> None:
+    drive(explain_machine_for(postgres_subject))
+
+
+def drive(machine: type[StoreMachine]) -> None:
     print(f"STORE_MACHINE_SEED={SEED}")
-    machine = hypothesis.seed(SEED)(machine_for(postgres_subject))
 
     run_state_machine_as_test(
-        machine,
+        hypothesis.seed(SEED)(machine),
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=28,

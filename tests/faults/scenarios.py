@@ -1,9 +1,10 @@
 """For each method of a store a call to break, prepared around the proxy."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from faults.scene import (
     ERROR,
@@ -19,6 +20,8 @@ from faults.scene import (
 )
 from windlass.model.dead import DeadFilter, DiscardAnswer, Replay
 from windlass.model.errors import LeaseLost, WrongState
+from windlass.model.rule import LaneRule, RuleScope, ValueRule
+from windlass.model.schedule import Schedule, ScheduleChanges, Slot, SlotDecision, SlotState, Timing
 from windlass.model.task import (
     Answer,
     CancelAnswer,
@@ -28,6 +31,7 @@ from windlass.model.task import (
     Completion,
     Expired,
     Fence,
+    NewTask,
     Outcome,
     Pulse,
     Rescued,
@@ -35,6 +39,9 @@ from windlass.model.task import (
     TaskFilter,
     TaskState,
     TypeDefaults,
+    Window,
+    WindowKind,
+    WorkerOrder,
 )
 from windlass.store.postgres import enqueueing
 from windlass.store.postgres.store import PostgresStore
@@ -98,6 +105,9 @@ def fence_of(claim: Claim) -> Fence:
 # Producers
 
 
+BY_TENANT = {"payload": '{"tenant": "acme"}', "limit_by": '[["tenant", null]]'}
+
+
 @scenario("enqueue")
 async def enqueue(scene: Scene) -> Call:
     tasks = [
@@ -111,6 +121,23 @@ async def enqueue(scene: Scene) -> Call:
 @scenario("enqueue")
 async def enqueue_with_a_key_alone(scene: Scene) -> Call:
     tasks = [scene.new_task(idempotency_key="a")]
+    return lambda store, again: store.enqueue(tasks, repeated=again)
+
+
+@scenario("enqueue")
+async def enqueue_with_windows(scene: Scene) -> Call:
+    def debounced(number: int, key: str) -> NewTask:
+        window = Window(WindowKind.DEBOUNCE, 60.0, key)
+        return scene.new_task(payload=f'{{"n": {number}}}', window=window)
+
+    throttle = Window(WindowKind.THROTTLE, 60.0)
+    await scene.around.enqueue([scene.new_task(window=throttle), debounced(1, "old")])
+    tasks = [
+        scene.new_task(window=Window(WindowKind.UNIQUE, 60.0)),
+        scene.new_task(window=throttle),
+        debounced(2, "old"),
+        debounced(3, "new"),
+    ]
     return lambda store, again: store.enqueue(tasks, repeated=again)
 
 
@@ -155,7 +182,7 @@ async def register_types(scene: Scene) -> Call:
 async def _claim(store: PostgresStore, *, alone: bool = False) -> Any:
     answer = await store.claim(request(alone=alone))
     tasks = None if answer.claim is None else answer.claim.tasks
-    return tasks, answer.alone_waiting, answer.due_in
+    return tasks, *answer[1:]
 
 
 # The claim whose answer was lost holds the tasks until its lease is over.
@@ -339,6 +366,89 @@ async def leave_breaker(scene: Scene) -> Call:
     return lambda store, again: store.leave_breaker("payments", holder=WORKER)
 
 
+# Schedules
+
+NIGHTLY = Schedule(
+    name="nightly",
+    timing=Timing(cron="0 3 * * *"),
+    task=NewTask(UUID(int=0), "resize", '{"width": 1.0}'),
+)
+OFTEN = replace(NIGHTLY, name="often", timing=Timing(every=timedelta(seconds=1)))
+
+
+@scenario("register_schedules", if_done=ScheduleChanges())
+async def register_schedules(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [OFTEN, replace(NIGHTLY, name="old")])
+    changed = replace(OFTEN, timing=Timing(every=timedelta(seconds=2)))
+    return lambda store, again: store.register_schedules("shop:app", [NIGHTLY, changed])
+
+
+@scenario("schedules")
+async def schedules(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY, OFTEN])
+    return lambda store, again: store.schedules()
+
+
+@scenario("slots")
+async def slots(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    await scene.around.run_schedule("nightly", scene.new_task().id)
+    return lambda store, again: store.slots("nightly", 10)
+
+
+@scenario("pause_schedule", if_done=False)
+async def pause_schedule(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    return lambda store, again: store.pause_schedule("nightly")
+
+
+@scenario("resume_schedule", if_done=False)
+async def resume_schedule(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    await scene.around.pause_schedule("nightly")
+    return lambda store, again: store.resume_schedule("nightly")
+
+
+@scenario("run_schedule")
+async def run_schedule(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    task_id = scene.new_task().id
+    return lambda store, again: store.run_schedule("nightly", task_id)
+
+
+@scenario("due_schedules", if_done=ANYTHING)
+async def due_schedules(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    return lambda store, again: store.due_schedules(10)
+
+
+@scenario("decide_slots", if_done=None)
+async def decide_slots(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    (due,) = await scene.around.due_schedules(10)
+    fired = Slot(due.now, SlotState.FIRED, scene.new_task())
+    skipped = Slot(due.now - timedelta(days=1), SlotState.SKIPPED, reason="missed")
+    decision = SlotDecision(
+        name="nightly",
+        revision=due.revision,
+        decided_until=due.decided_until,
+        until=due.now + timedelta(seconds=1),
+        next_at=due.now + timedelta(days=1),
+        slots=(skipped, fired),
+    )
+    leadership = await scene.lead()
+    return lambda store, again: store.decide_slots(decision, leadership=leadership)
+
+
+@scenario("prune_slots", if_done=0)
+async def prune_slots(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    for _ in range(3):
+        await scene.around.run_schedule("nightly", scene.new_task().id)
+    leadership = await scene.lead()
+    return lambda store, again: store.prune_slots(most=2, leadership=leadership)
+
+
 # People
 
 
@@ -467,6 +577,110 @@ async def resume(scene: Scene) -> Call:
     return lambda store, again: store.resume("default")
 
 
+@scenario("pause_type")
+async def pause_type(scene: Scene) -> Call:
+    return lambda store, again: store.pause_type("resize")
+
+
+@scenario("resume_type", if_done=False)
+async def resume_type(scene: Scene) -> Call:
+    await scene.around.pause_type("resize")
+    return lambda store, again: store.resume_type("resize")
+
+
+@scenario("declare_rules")
+async def declare_rules(scene: Scene) -> Call:
+    await scene.around.declare_rules([LaneRule(RuleScope.TYPE, "resize", 1)], types=["resize"])
+    rules = [LaneRule(RuleScope.QUEUE, "default", concurrency=2)]
+    return lambda store, again: store.declare_rules(rules, types=["resize"])
+
+
+@scenario("set_rule")
+async def set_rule(scene: Scene) -> Call:
+    return lambda store, again: store.set_rule(LaneRule(RuleScope.QUEUE, "default", 2))
+
+
+@scenario("reset_rule", if_done=False)
+async def reset_rule(scene: Scene) -> Call:
+    await scene.around.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+    return lambda store, again: store.reset_rule(RuleScope.QUEUE, "default")
+
+
+@scenario("rules")
+async def rules(scene: Scene) -> Call:
+    await scene.around.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+    return lambda store, again: store.rules()
+
+
+@scenario("claim", if_done=tuple(ClaimAnswer(None)))
+async def claim_of_a_limited_queue(scene: Scene) -> Call:
+    await scene.around.set_rule(LaneRule(RuleScope.QUEUE, "default", 2, 1.0, 5.0))
+    await scene.add()
+    return lambda store, again: _claim(store)
+
+
+@scenario("settle", if_done=[Answer.ALREADY, Answer.ALREADY])
+async def settle_of_a_limited_queue(scene: Scene) -> Call:
+    await scene.around.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+    await scene.add(2)
+    claim = await scene.claim()
+    return lambda store, again: store.settle(settlements(claim, Outcome.COMPLETED))
+
+
+@scenario("set_value_rule")
+async def set_value_rule(scene: Scene) -> Call:
+    await scene.add(2, **BY_TENANT)
+    await scene.claim()
+    return lambda store, again: store.set_value_rule(ValueRule("resize", "acme", 2))
+
+
+@scenario("reset_value_rule", if_done=False)
+async def reset_value_rule(scene: Scene) -> Call:
+    await scene.around.set_value_rule(ValueRule("resize", None, 2))
+    return lambda store, again: store.reset_value_rule("resize", None)
+
+
+@scenario("value_rules")
+async def value_rules(scene: Scene) -> Call:
+    await scene.around.set_value_rule(ValueRule("resize", None, 2))
+    return lambda store, again: store.value_rules()
+
+
+@scenario("enqueue")
+async def enqueue_at_gates(scene: Scene) -> Call:
+    tasks = [
+        scene.new_task(ordering_key="k", **BY_TENANT),
+        scene.new_task(ordering_key="k", delay=5.0),
+    ]
+    return lambda store, again: store.enqueue(tasks, repeated=again)
+
+
+@scenario("open_gates", if_done=0)
+async def open_gates(scene: Scene) -> Call:
+    await scene.add(2, ordering_key="k")
+    return lambda store, again: store.open_gates(10)
+
+
+# A claim may leave to the leader what is called for long.
+@scenario("claim", if_done=tuple(ClaimAnswer(None)), seconds_later=0.0)
+async def claim_through_gates(scene: Scene) -> Call:
+    await scene.add(2, ordering_key="k", **BY_TENANT)
+    return lambda store, again: _claim(store)
+
+
+@scenario("settle", if_done=[Answer.ALREADY])
+async def settle_at_gates(scene: Scene) -> Call:
+    await scene.add(2, ordering_key="k", **BY_TENANT)
+    claim = await scene.claim()
+    return lambda store, again: store.settle(settlements(claim, Outcome.COMPLETED))
+
+
+@scenario("order_workers")
+async def order_workers(scene: Scene) -> Call:
+    await scene.around.register(worker_info(), lease=LEASE)
+    return lambda store, again: store.order_workers([WORKER], WorkerOrder.PAUSE)
+
+
 @scenario("types")
 async def types(scene: Scene) -> Call:
     await scene.around.stop_retries("resize", "stop")
@@ -477,6 +691,15 @@ async def types(scene: Scene) -> Call:
 async def get(scene: Scene) -> Call:
     (task_id,) = await scene.add()
     return lambda store, again: store.get(task_id)
+
+
+@scenario("situation")
+async def situation(scene: Scene) -> Call:
+    await scene.around.set_rule(LaneRule(RuleScope.TYPE, "resize", concurrency=1))
+    await scene.add()
+    await scene.claim()
+    (task_id,) = await scene.add()
+    return lambda store, again: store.situation(task_id, ageing=timedelta(seconds=6))
 
 
 @scenario("ended")

@@ -57,6 +57,28 @@ SELECT 'claim_task', to_jsonb(t) - 'token' FROM windlass.claim_task t
 UNION ALL
 SELECT 'completed_within', to_jsonb(t) - 'token' FROM windlass.completed_within t
 UNION ALL
+SELECT 'claim_limit', to_jsonb(t) - 'token' FROM windlass.claim_limit t
+UNION ALL
+SELECT 'limit_use', to_jsonb(t) FROM windlass.limit_use t
+UNION ALL
+SELECT 'lane_rule', to_jsonb(t) FROM windlass.lane_rule t
+UNION ALL
+SELECT 'paused_type', to_jsonb(t) FROM windlass.paused_type t
+UNION ALL
+SELECT 'task_gate', to_jsonb(t) FROM windlass.task_gate t
+UNION ALL
+SELECT 'gate', to_jsonb(t) - '{from_x,from_n}'::text[] FROM windlass.gate t
+UNION ALL
+SELECT 'gate_entry', to_jsonb(t) - '{x,n}'::text[] FROM windlass.gate_entry t
+UNION ALL
+SELECT DISTINCT 'gate_call', to_jsonb(t) FROM windlass.gate_call t
+UNION ALL
+SELECT 'gate_used', to_jsonb(t) FROM windlass.gate_used t
+UNION ALL
+SELECT 'value_rule', to_jsonb(t) FROM windlass.value_rule t
+UNION ALL
+SELECT DISTINCT 'value_rule_change', to_jsonb(t) FROM windlass.value_rule_change t
+UNION ALL
 SELECT 'running', to_jsonb(t) - 'token' FROM windlass.running t
 UNION ALL
 SELECT 'cancel_request', to_jsonb(t) FROM windlass.cancel_request t
@@ -70,6 +92,8 @@ UNION ALL
 SELECT 'replay', to_jsonb(t) FROM windlass.replay t
 UNION ALL
 SELECT 'idempotency', to_jsonb(t) FROM windlass.idempotency t
+UNION ALL
+SELECT 'dedupe', to_jsonb(t) FROM windlass.dedupe t
 UNION ALL
 SELECT 'task_tag', to_jsonb(t) FROM windlass.task_tag t
 UNION ALL
@@ -95,6 +119,10 @@ SELECT 'worker_pulse', to_jsonb(t) FROM windlass.worker_pulse t
 UNION ALL
 SELECT 'breaker', to_jsonb(t) FROM windlass.breaker t
 UNION ALL
+SELECT 'schedule', to_jsonb(t) FROM windlass.schedule t
+UNION ALL
+SELECT 'slot', to_jsonb(t) - 'id' FROM windlass.slot t
+UNION ALL
 SELECT 'leadership', to_jsonb(t) FROM windlass.leadership t
 UNION ALL
 SELECT 'partition', to_jsonb(c.relname) FROM pg_class c
@@ -106,6 +134,8 @@ WITH place (task_id) AS (
     SELECT task_id FROM windlass.ready
     UNION ALL
     SELECT task_id FROM windlass.scheduled
+    UNION ALL
+    SELECT task_id FROM windlass.gate_entry WHERE NOT is_open
     UNION ALL
     SELECT t.id
     FROM windlass.claim c

@@ -29,7 +29,10 @@ ELSEWHERE = {
     "complete_within": "all or nothing by the handler's own transaction: acceptance/completing",
 }
 # Those with the most points to be cut at.
-LONG = {"prepare_history", "retain", "tidy", "enqueue_more_than_one_statement_takes", "tasks"}
+LONG = {
+    *("prepare_history", "retain", "tidy", "enqueue_more_than_one_statement_takes"),
+    *("tasks", "situation", "register_schedules", "decide_slots", "prune_slots"),
+}
 # A few of each kind: one statement or several, on a connection of the pool or its own.
 PARTED = [
     scenario

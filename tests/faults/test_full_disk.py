@@ -46,9 +46,8 @@ async def url_of(app: App) -> str:
     return store._options.url
 
 
-async def use_up_wal(url: str) -> None:
+async def use_up_wal(connection: asyncpg.Connection) -> None:
     """Make the server need room for its log of changes, which it cannot do without."""
-    connection = await asyncpg.connect(url)
     try:
         while True:
             await connection.execute("SELECT pg_logical_emit_message(false, 'a', 'b')")
@@ -134,8 +133,10 @@ async def test_a_server_that_a_full_disk_ended_comes_back_with_the_room(
             await app.enqueue("note", {"n": n})
         with noting_worker(tmp_path, f"embedded:{directory}", concurrency=1, **LEASE) as worker:
             await asyncio.to_thread(until, lambda: len(worker.ran()) > 10)
+            # A new session may need room to begin.
+            connection = await asyncpg.connect(await url_of(app))
             disk.fill()
-            await use_up_wal(await url_of(app))
+            await use_up_wal(connection)
             await asyncio.to_thread(until, lambda: "ended at its start" in worker.said())
             await sessions_gone(app)
             with pytest.raises(StoreUnavailable, match=r"disk has [\d,]+ bytes left"):

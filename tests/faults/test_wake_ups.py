@@ -87,6 +87,11 @@ class IdleWorker:
     def busy(self) -> int:
         return 0
 
+    def free_slots(self) -> int:
+        return 10
+
+    async def slot_freed(self) -> None: ...
+
     def at_once(self) -> int:
         return 1000
 
@@ -150,7 +155,7 @@ async def notified(sql_url: str) -> AsyncIterator[list[str]]:
 async def enqueue_for_caller(session: Session) -> UUID:
     """Enqueue as within the transaction of a caller, who commits whenever he likes."""
     task = new_task(tags=("a",))  # one of a kind that callers may enqueue as well
-    name, (*arguments, _) = enqueueing._statement([task], None, repeated=False)
+    name, (*arguments, _) = enqueueing.enqueue_statement([task], None, repeated=False)
     text = session.store._sql.statement(name)
     await session.connection.execute(text, *arguments, True)
     return task.id

@@ -119,7 +119,8 @@ class _Looked(MemoryStore):
     async def due(self) -> Due:
         self.looks += 1
         kinds = ("claims", "scheduled", "silent_workers", "leftovers", "expiring")
-        return Due(await self.now(), **{kind: self._due.get(kind, False) for kind in kinds})
+        found = {kind: self._due.get(kind, False) for kind in kinds}
+        return Due(await self.now(), schedule_in=None, **found)
 
 
 async def swept(store: MemoryStore, clock: MovedClock, turns: int = 1) -> None:

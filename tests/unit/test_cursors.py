@@ -1,7 +1,7 @@
 """A reader that starts each lane where it left off still reads every row, and each one once."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -88,6 +88,25 @@ def test_a_lane_that_was_not_read_keeps_its_bound() -> None:
     read(cursors, snapshot(30), 0.0, LaneRead(LANE, None, to_end=False))
 
     assert bound(cursors) == Key(11, 3)
+
+
+def test_a_claim_for_a_part_forgets_only_lanes_of_that_part() -> None:
+    cursors = LaneCursors()
+    for part, lanes in (("a", (1, 2)), ("b", (3,))):
+        reads = [LaneRead(lane, None, to_end=True) for lane in lanes]
+        cursors.advance(snapshot(20), reads, asked_late=[], now=0.0, part=part)
+    named = [LaneRead(4, None, to_end=True)]
+    cursors.advance(snapshot(20), named, asked_late=[], now=0.0, is_whole=False)
+
+    cursors.advance(
+        snapshot(30), [LaneRead(1, None, to_end=True)], asked_late=[], now=0.0, part="a"
+    )
+
+    assert cursors.begin()[0] == {
+        1: Key(30, -1),
+        3: Key(20, -1),
+        4: Key(20, -1),
+    }
 
 
 def test_an_open_transaction_holds_the_bound_for_a_second() -> None:
@@ -397,6 +416,7 @@ class AboveXmin(LaneCursors):
         asked_late: Sequence[int],
         now: float,
         is_whole: bool = True,
+        part: Hashable | None = None,
     ) -> None:
         super().advance(
             Snapshot(snapshot.xmax, frozenset()),
@@ -404,6 +424,7 @@ class AboveXmin(LaneCursors):
             asked_late=asked_late,
             now=now,
             is_whole=is_whole,
+            part=part,
         )
 
 
@@ -425,9 +446,12 @@ class AboveXmax(LaneCursors):
         asked_late: Sequence[int],
         now: float,
         is_whole: bool = True,
+        part: Hashable | None = None,
     ) -> None:
         further = Snapshot(snapshot.xmax + 2, snapshot.open)
-        super().advance(further, lanes, asked_late=asked_late, now=now, is_whole=is_whole)
+        super().advance(
+            further, lanes, asked_late=asked_late, now=now, is_whole=is_whole, part=part
+        )
 
 
 class AsksOnce(LaneCursors):
@@ -441,8 +465,11 @@ class AsksOnce(LaneCursors):
         asked_late: Sequence[int],
         now: float,
         is_whole: bool = True,
+        part: Hashable | None = None,
     ) -> None:
-        super().advance(snapshot, lanes, asked_late=asked_late, now=now, is_whole=is_whole)
+        super().advance(
+            snapshot, lanes, asked_late=asked_late, now=now, is_whole=is_whole, part=part
+        )
         for xid in asked_late:
             self._late.pop(xid, None)
 

@@ -12,6 +12,7 @@ import pytest
 from unit.moved_clock import MovedClock
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest
+from windlass.policy.shares import Shares
 from windlass.runtime import fetcher
 from windlass.runtime.fetcher import LARGEST_CLAIM, Fetcher
 from windlass.service import Stop
@@ -31,12 +32,19 @@ def claim(*numbers: int, alone: bool = False) -> Claim:
 class Bench:
     """A store that answers claims by a script, and a room that takes what it is given."""
 
-    def __init__(self, *, wanted: int = 10, poll: float = FOR_EVER) -> None:
+    def __init__(
+        self,
+        *,
+        wanted: int = 10,
+        poll: float = FOR_EVER,
+        queues: tuple[str, ...] | None = None,
+    ) -> None:
         self.log: list[str] = []
         self.answers: list[ClaimAnswer] = []
         self.limits: list[int] = []
         self.named: list[UUID | None] = []
         self.lanes: list[int | None] = []  # that claims were to look at
+        self.queues: list[tuple[str, ...] | None] = []
         self.during_claim: Callable[[], None] = lambda: None
         self.during_set_idle: Callable[[], None] = lambda: None
         self.during_promote: Callable[[], None] = lambda: None
@@ -51,10 +59,13 @@ class Bench:
         self.fetcher = Fetcher(
             store=_Store(self),
             room=self,
-            request=ClaimRequest(ME, ("t",), 1, timedelta(seconds=30), timedelta(seconds=6)),
+            request=ClaimRequest(
+                ME, ("t",), 1, timedelta(seconds=30), timedelta(seconds=6), queues
+            ),
             poll=timedelta(seconds=poll),
             is_leader=lambda: self.is_leader,
             went_idle=lambda: self.log.append("went idle"),
+            shares=None if queues is None else Shares({(one,): 1 for one in queues}),
         )
 
     async def run(self) -> None:
@@ -66,6 +77,12 @@ class Bench:
 
     def busy(self) -> int:
         return self.held
+
+    def free_slots(self) -> int:
+        return self.free
+
+    async def slot_freed(self) -> None:
+        await self.room()
 
     def at_once(self) -> int:
         return self.most
@@ -99,6 +116,8 @@ class _Store(MemoryStore):
         bench.log.append("claim alone" if request.alone else "claim")
         bench.limits.append(request.limit)
         bench.lanes.append(request.lane)
+        bench.queues.append(request.queues)
+        assert request.is_part == (len(request.queues or ()) == 1)
         bench.named.append(request.task_id)
         answer = bench.answers.pop(0) if bench.answers else NOTHING
         bench.during_claim()
@@ -115,8 +134,13 @@ class _Store(MemoryStore):
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench()
+def queues() -> tuple[str, ...] | None:
+    return None
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, queues: tuple[str, ...] | None) -> Bench:
+    bench = Bench(queues=queues)
     monkeypatch.setattr(fetcher, "time", bench.clock)
     monkeypatch.setattr(fetcher, "SHORTEST_POLL", FOR_EVER)  # whoever sleeps must be woken
     bench.fetcher._pause = FOR_EVER
@@ -585,3 +609,96 @@ async def test_a_request_to_stop_ends_a_sleep(bench: Bench) -> None:
     await running
 
     assert bench.log.count("claim") == 1
+
+
+# Shares of queues
+
+with_shares = pytest.mark.parametrize("queues", [("q", "r")])
+
+
+@with_shares
+async def test_with_shares_it_is_idle_only_when_every_queue_came_back_short(bench: Bench) -> None:
+    bench.free = 4
+    bench.answers = [ClaimAnswer(claim(1, 2, 3)), NOTHING]
+
+    bench.during_set_idle = bench.stop.set
+    await bench.run()
+
+    assert bench.log == ["claim", "hold", "take 3", "claim", "idle"]
+    assert (bench.queues, bench.limits) == ([("q",), ("r",)], [4, 1])
+
+
+@with_shares
+async def test_with_shares_a_full_room_is_followed_by_the_next_claims(bench: Bench) -> None:
+    bench.free = 2
+    bench.answers = [ClaimAnswer(claim(1, 2)), NOTHING, NOTHING]
+
+    bench.during_set_idle = bench.stop.set
+    await bench.run()
+
+    assert bench.log == ["claim", "hold", "take 2", "claim", "claim", "idle"]
+
+
+@with_shares
+async def test_with_shares_a_wake_up_that_names_a_lane_is_one_claim(bench: Bench) -> None:
+    def wake() -> None:
+        if bench.log.count("claim") == 3:  # all came back short, asked together the second time
+            bench.fetcher.wake(5, FIRST)
+        if bench.log.count("claim") == 4:
+            bench.stop.set()
+
+    bench.during_claim = wake
+    await bench.run()
+
+    assert bench.lanes == [None, None, None, 5]
+    assert bench.queues == [("q",), ("r",), ("q", "r"), ("q", "r")]
+
+
+@with_shares
+async def test_with_shares_a_suspect_of_any_queue_is_claimed_after_them(bench: Bench) -> None:
+    bench.answers = [
+        ClaimAnswer(None, alone_waiting=True),
+        NOTHING,
+        ClaimAnswer(claim(3, alone=True)),
+    ]
+    bench.during_set_idle = bench.stop.set
+    await bench.run()
+
+    assert bench.log[:3] == ["claim", "claim", "claim alone"]
+    assert bench.queues[2] == ("q", "r")
+
+
+# Pausing
+
+
+async def test_while_it_is_paused_it_claims_nothing_and_is_not_idle(bench: Bench) -> None:
+    running = asyncio.create_task(bench.run())
+    while not bench.log.count("went idle"):
+        await asyncio.sleep(0)
+    bench.fetcher._beside.pause()
+    while "not idle" not in bench.log:
+        await asyncio.sleep(0)
+    before = list(bench.log)
+    bench.fetcher.wake()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    paused = list(bench.log)
+    bench.during_claim = bench.stop.set
+    bench.fetcher._beside.resume()
+    await running
+
+    assert before == paused == ["claim", "idle", "claim", "went idle", "not idle"]
+    assert bench.log[5:] == ["claim", "idle"]
+
+
+async def test_a_paused_worker_has_no_trouble_with_its_claims_and_can_stop(bench: Bench) -> None:
+    bench.fetcher._beside.pause()
+    running = asyncio.create_task(bench.run())
+    await asyncio.sleep(0)
+    bench.clock.now += 1000
+    trouble = bench.fetcher.trouble
+    bench.stop.set()
+    await running
+
+    assert trouble == ""
+    assert bench.log == []

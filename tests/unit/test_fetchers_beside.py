@@ -57,6 +57,11 @@ class Room:
     def wanted(self) -> int:
         return self.free
 
+    def free_slots(self) -> int:
+        return self.free
+
+    async def slot_freed(self) -> None: ...
+
     def at_once(self) -> int:
         return 100
 

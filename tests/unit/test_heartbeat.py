@@ -12,7 +12,7 @@ import pytest
 
 from unit.moved_clock import MovedClock
 from windlass.model.errors import StoreUnavailable
-from windlass.model.task import Pulse, PulseAnswer, WorkerInfo
+from windlass.model.task import Pulse, PulseAnswer, WorkerInfo, WorkerOrder
 from windlass.runtime import heartbeat
 from windlass.runtime.heartbeat import Heartbeat, Leases
 from windlass.store import clock_watch
@@ -35,6 +35,7 @@ class Bench:
         self.leases = Leases(LEASE)
         self.is_idle = False
         self.lost: list[UUID] = []
+        self.ordered: list[WorkerOrder] = []
         self.lost_some = threading.Event()
         self.heartbeat = Heartbeat(
             store=self.store,
@@ -47,6 +48,7 @@ class Bench:
             running=lambda: 0,
             breakers=dict,
             lost=self._lost,
+            ordered=self.ordered.append,
             watch_loop=_watch_nothing,
         )
 
@@ -358,3 +360,32 @@ async def test_a_beat_leaves_the_clock_to_a_leader_that_looks_at_it(
         await bench.beat()
 
     assert looks == pytest.approx([began, began + EVERY], abs=EVERY / 10)
+
+
+async def test_what_is_asked_of_the_worker_is_told_at_every_beat_if_it_is_known(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = [WorkerOrder.RESUME, None, WorkerOrder.PAUSE]
+
+    async def pulse(_: Pulse) -> PulseAnswer:
+        return PulseAnswer(frozenset(), registered=True, order=orders.pop(0))
+
+    monkeypatch.setattr(bench.store, "pulse", pulse)
+    for _ in range(3):
+        await bench.beat()
+
+    assert bench.ordered == [WorkerOrder.RESUME, WorkerOrder.PAUSE]
+
+
+async def test_a_heart_that_is_hurried_beats_before_its_time(bench: Bench) -> None:
+    await bench.store.register(ME, lease=LEASE)
+    bench.heartbeat._every = 1000.0
+    told = threading.Event()
+    await bench.heartbeat.start()
+    bench.heartbeat._ordered = lambda _: told.set()
+    try:
+        bench.heartbeat.beat_now()
+
+        assert await asyncio.to_thread(told.wait, 10)
+    finally:
+        await bench.heartbeat.stop()

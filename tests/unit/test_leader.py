@@ -400,7 +400,7 @@ async def test_a_candidate_and_the_chore_of_lost_workers_show_how_long_the_clock
     ]
     doing = chore.call
 
-    async def once(leadership: Leadership) -> bool:
+    async def once(leadership: Leadership) -> bool | float:
         stop.set()
         return await doing(leadership)
 

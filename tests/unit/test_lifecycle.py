@@ -115,5 +115,5 @@ def test_a_task_that_lost_attempts_to_a_lower_limit_is_dead_and_not_retried() ->
 def test_an_end_is_left_only_by_a_person_and_success_never() -> None:
     assert MOVES[TaskState.COMPLETED] == frozenset()
     for end in ENDS - {TaskState.COMPLETED}:
-        assert MOVES[end] == {TaskState.PENDING}
+        assert MOVES[end] == {TaskState.PENDING, TaskState.SCHEDULED, TaskState.BLOCKED}
     assert set(MOVES) == {None, *TaskState}

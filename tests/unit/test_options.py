@@ -86,7 +86,9 @@ def app() -> App:
         ({"expires": -5}, "expires -5"),
         ({"expires": "soon"}, "expires 'soon'"),
         ({"expires": datetime(2030, 1, 1)}, "expires"),  # noqa: DTZ001 - on purpose
-        ({"ordering_key": "k"}, "ordering_key"),
+        ({"ordering_key": ""}, "ordering_key"),
+        ({"on_dead": "hold"}, "ordering_key"),
+        ({"on_dead": "later", "ordering_key": "k"}, "on_dead 'later'"),
         ({"connection": object()}, "connection"),
     ],
 )
@@ -402,7 +404,7 @@ async def test_the_shutdown_timeout_of_a_worker_may_be_a_timedelta(app: App) -> 
     await app.run_worker(until_idle=True, shutdown_timeout=timedelta(seconds=1))
 
 
-@pytest.mark.parametrize("verb", ["schedule", "queue", "workflow", "saga"])
+@pytest.mark.parametrize("verb", ["workflow", "saga"])
 def test_what_is_not_built_yet_says_so(app: App, verb: str) -> None:
     with pytest.raises(ConfigurationError, match=verb):
         getattr(app, verb)("x")
@@ -476,13 +478,41 @@ async def test_an_error_of_a_value_s_own_is_not_taken_for_a_wrong_call(app: App)
 
 
 @pytest.mark.parametrize(
-    ("queues", "named"), [("mail", "'mail'"), (5, "5"), ([], "empty"), ([5], "5"), (["a:3"], "a:3")]
+    ("queues", "named"), [("mail", "'mail'"), (5, "5"), ([], "empty"), ([5], "5")]
 )
 async def test_the_queues_of_a_worker_are_a_list_of_names(
     app: App, queues: Any, named: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"queues?.*{named}"):
         await app.new_worker(queues=queues)
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "x", "", "1.5", "1001", "9" * 40, "³"])
+async def test_a_weight_that_is_none_is_named_with_the_way_out(app: App, weight: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'mail:{weight}'.*weight.*from 1 to 1000.*a:b:1"):
+        await app.new_worker(queues=[f"mail:{weight}"])
+
+
+async def test_a_queue_cannot_weigh_two_things(app: App) -> None:
+    with pytest.raises(ConfigurationError, match=r"'mail'.*3 and none; name it once"):
+        await app.new_worker(queues=["mail:3", "mail"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        (5, "5: give a dict"),
+        ({"mail": 0}, "'mail' is 0; use a whole number"),
+        ({"mail": True}, "'mail' is True"),
+        ({"mail": 1.5}, "'mail' is 1.5"),
+        ({"mail": "5"}, "'mail' is '5'"),
+        ({"bulk": 5}, "'bulk'.*is told to serve; name all"),
+        ({5: 5}, "queue 5 must be a string"),
+    ],
+)
+async def test_a_limit_of_a_queue_that_is_none_is_named(app: App, limits: Any, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        await app.new_worker(queues=["mail"], queue_concurrency=limits)
 
 
 def test_a_name_in_place_of_the_function_is_told_how_to_give_it(app: App) -> None:

@@ -11,6 +11,7 @@ from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Enqueued, NewTask, TypeDefaults
 from windlass.registry import Registry
 from windlass.store.memory import MemoryStore
+from windlass.testing.store_contract.steps import AGEING
 
 
 class Refusing(MemoryStore):
@@ -37,7 +38,7 @@ async def test_an_enqueue_is_repeated_if_nobody_knows_what_became_of_it(
 ) -> None:
     monkeypatch.setattr("windlass.client.verbs.backoff", lambda *_, **__: 0.0)
     store = Refusing(error)
-    client = Client(store=store, registry=Registry(), max_payload_bytes=1000)
+    client = Client(store=store, registry=Registry(), max_payload_bytes=1000, ageing=AGEING)
 
     with pytest.raises(type(error)):
         await client.enqueue_named(TypeDefaults("resize"), {}, EnqueueOptions())

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.client import replaying
 from windlass.client.dead import DeadClient
-from windlass.client.replaying import BATCH, REPEAT_AT_MOST, ReplayPlan, checked_rate
+from windlass.client.replaying import BATCH, REPEAT_AT_MOST, ReplayPlan
 from windlass.model.dead import DiscardAnswer, Replay, ReplayAnswer, Replayed
 from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.registry import Registry
@@ -95,10 +95,3 @@ async def test_many_are_written_in_batches_and_spread_through_all_of_them() -> N
     assert [len(call) for call in store.calls] == [BATCH, BATCH, 1]
     assert [one.ancestor for one in written] == ids
     assert [one.delay for one in written] == [place / 10 for place in range(len(ids))]
-
-
-@pytest.mark.parametrize(
-    ("text", "rate"), [("10/s", 10), ("0.5/s", 0.5), ("120/m", 2), ("3600/h", 1)]
-)
-def test_a_rate_is_read(text: str, rate: float) -> None:
-    assert checked_rate(text) == rate

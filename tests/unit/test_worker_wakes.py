@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import UUID
 
@@ -25,8 +25,10 @@ async def test_a_fetcher_is_woken_in_its_own_thread(
     listen = MemoryStore.listen
 
     @asynccontextmanager
-    async def overheard(self: MemoryStore, wake: Wake) -> AsyncIterator[Listening]:
-        async with listen(self, wake) as listening:
+    async def overheard(
+        self: MemoryStore, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+    ) -> AsyncIterator[Listening]:
+        async with listen(self, wake, ordered=ordered) as listening:
             told.put_nowait(wake)
             yield listening
 

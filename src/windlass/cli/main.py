@@ -12,6 +12,7 @@ from windlass.cli.errors import errors
 from windlass.cli.printing import legible
 from windlass.cli.queues import queues
 from windlass.cli.run import enqueue, migrate, up, worker
+from windlass.cli.schedules import schedules
 from windlass.cli.tasks import tasks
 from windlass.cli.types import types
 from windlass.cli.workers import workers
@@ -40,7 +41,6 @@ class Commands(click.Group):
 NOT_BUILT = frozenset(
     {
         "server",
-        "schedules",
         "workflows",
         "keys",
         "audit",
@@ -71,5 +71,8 @@ def main(ctx: click.Context, verbose: bool) -> None:
     )
 
 
-for command in (up, worker, migrate, enqueue, tasks, dead, queues, workers, types, errors, doctor):
+for command in (
+    *(up, worker, migrate, enqueue),
+    *(tasks, dead, queues, schedules, workers, types, errors, doctor),
+):
     main.add_command(command)

@@ -62,6 +62,20 @@ def parse_priority(text: str) -> int | str:
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else text
 
 
+def parse_limits(option: str, given: Sequence[str]) -> dict[str, int] | None:
+    """Read `NAME=N`, any number of times."""
+    limits: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.rpartition("=")
+        if not name or not re.fullmatch("[0-9]{1,9}", number):
+            raise ConfigurationError(f"{option} {shown(text)} is not NAME=N, as in mail=5")
+        if limits.setdefault(name, int(number)) != int(number):
+            raise ConfigurationError(
+                f"{option} is given {limits[name]} and {int(number)} for queue '{name}'; leave one out"
+            )
+    return limits or None
+
+
 class Subcommands(click.Group):
     """A group that says of a promised command that it is not built yet."""
 

@@ -16,8 +16,8 @@ def legible(text: str) -> str:
     return _OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
 
 
-def print_json(records: Sequence[Any]) -> None:
-    """Print records as one array."""
+def print_json(records: Any) -> None:
+    """Print records as one array, or one object."""
     click.echo(msgspec.json.encode(records).decode())
 
 

@@ -19,7 +19,13 @@ from windlass.cli.loading import (
     load_lasting_app,
     optional_app_argument,
 )
-from windlass.cli.options import parse_expiry, parse_priority, parse_time, single_option
+from windlass.cli.options import (
+    parse_expiry,
+    parse_limits,
+    parse_priority,
+    parse_time,
+    single_option,
+)
 from windlass.cli.own_process import OwnProcess, reap_left_over
 from windlass.cli.running import run
 from windlass.cli.systemd import notify, watchdog_told
@@ -34,8 +40,20 @@ WAIT_FOR_DATABASE = 60.0  # seconds, when a worker starts
 WAIT_IN_SILENCE = 5.0
 
 worker_options = (
-    click.option("--queue", "queues", multiple=True, metavar="NAME", help="Serve this queue only."),
+    click.option(
+        "--queue",
+        "queues",
+        multiple=True,
+        metavar="NAME[:WEIGHT]",
+        help="Serve this queue only; with weights, each by its share.",
+    ),
     single_option("--concurrency", type=int, help="How many tasks to run at once."),
+    click.option(
+        "--queue-concurrency",
+        multiple=True,
+        metavar="NAME=N",
+        help="How many tasks of this queue to run at once.",
+    ),
     single_option("--shutdown-timeout", type=float, metavar="S", help="Seconds to finish in."),
 )
 
@@ -76,6 +94,7 @@ async def _work(
     *,
     queues: tuple[str, ...],
     concurrency: int | None,
+    queue_concurrency: tuple[str, ...],
     shutdown_timeout: float | None,
 ) -> int:
     """Work until a signal; return the exit code, which tells whether everything was written."""
@@ -89,6 +108,7 @@ async def _work(
             working = await app.new_worker(
                 queues=queues or None,
                 concurrency=concurrency,
+                queue_concurrency=parse_limits("--queue-concurrency", queue_concurrency),
                 shutdown_timeout=shutdown_timeout,
                 monitor=monitor,
                 process=process,
@@ -166,6 +186,11 @@ async def _migrate(app: App, *, check: bool, sql: bool) -> int:
         if list(app.registry):
             store = await app.store()
             await store.register_types([one.defaults for one in app.registry])
+            await store.declare_rules(
+                app.registry.rules(),
+                types=app.registry.names(),
+                values=app.registry.value_rules(),
+            )
         return 0
     finally:
         await app.close()
@@ -194,6 +219,28 @@ def _say(what: str, migrations: Sequence[object], *, otherwise: str) -> None:
     "--at", metavar="TIME", help="ISO 8601 with an offset, as 2030-01-31T08:00:00+01:00."
 )
 @single_option("--idempotency-key")
+@single_option("--ordering-key", help="Tasks of one key run one at a time, in their order.")
+@single_option(
+    "--on-dead", metavar="pass|hold", help="If it fails: pass its ordering key on, or hold it."
+)
+@single_option(
+    "--unique-for",
+    type=float,
+    metavar="SECONDS",
+    help="Print the id of a task with an equal payload instead, if one was enqueued so within this time.",
+)
+@single_option(
+    "--throttle", type=float, metavar="SECONDS", help="The same, whatever the payload is."
+)
+@single_option(
+    "--debounce",
+    type=float,
+    metavar="SECONDS",
+    help="Start it after so long, unless it is enqueued so again: then the last payload counts.",
+)
+@single_option(
+    "--dedupe-key", help="What has to be equal for that, instead of the payload or the type."
+)
 @single_option("--max-attempts", type=int)
 @click.option("--tag", "tags", multiple=True)
 def enqueue(application: str, type_name: str, payload: str, **options: Any) -> None:

@@ -25,6 +25,7 @@ from windlass.client import (
     checked_id,
 )
 from windlass.model.errors import ConfigurationError, WindlassError
+from windlass.model.explanation import Explanation
 from windlass.model.task import CancelAnswer, TaskFilter, TaskPage, TaskRecord, TaskState
 from windlass.registry import checked_name
 
@@ -44,7 +45,7 @@ WOULD_BE = BECAME | {
 class TaskCommands(Subcommands):
     """The commands on tasks."""
 
-    not_built = frozenset({"explain", "history"})
+    not_built = frozenset({"history"})
 
 
 def _filtered(function: Any) -> Any:
@@ -196,6 +197,35 @@ def said_of(error: dict[str, Any]) -> str:
 async def _get(app: App, task_id: str) -> TaskRecord:
     async with app:
         return await app.handle(task_id).get()
+
+
+@tasks.command("explain")
+@app_option
+@click.argument("task_id", metavar="ID")
+@json_option
+def explain_task(application: str | None, task_id: str, as_json: bool) -> None:
+    """Say why a task is not running: every reason, the most decisive first."""
+    explanation = run(_explain(load_lasting_app(application), task_id))
+    if as_json:
+        print_json(_plain(explanation))
+        return
+    for line in str(explanation).splitlines():
+        click.echo(legible(line))
+
+
+async def _explain(app: App, task_id: str) -> Explanation:
+    async with app:
+        return await app.handle(task_id).explain()
+
+
+def _plain(explanation: Explanation) -> dict[str, Any]:
+    """The fields of each reason, with its name and its sentence."""
+    plain: dict[str, Any] = msgspec.to_builtins(explanation)
+    plain["reasons"] = [
+        {"reason": reason.kind, "text": str(reason), **msgspec.to_builtins(reason)}
+        for reason in explanation.reasons
+    ]
+    return plain
 
 
 def _bulk(function: Any) -> Any:

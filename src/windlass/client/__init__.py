@@ -1,7 +1,6 @@
 """What a caller may ask: enqueue, look, wait, cancel, change, retry, replay."""
 
 from windlass.client.asking import (
-    NOT_BUILT,
     Call,
     Options,
     checked_calls,
@@ -25,13 +24,16 @@ from windlass.client.dead import (
 )
 from windlass.client.finding import TaskFilters, task_filter
 from windlass.client.replaying import ReplayPlan, ReplayReport, checked_plan
+from windlass.client.rules import LimitOptions, QueueOptions, Queues, Types, lane_rule
+from windlass.client.schedules import Schedules, checked_schedule
 from windlass.client.tasks import Task, TaskSet
+from windlass.client.values import ValueOptions, Values, checked_value, value_rule
 from windlass.client.verbs import Client, Handle
+from windlass.client.workers import Workers
 
 __all__ = [
     "CANCELS",
     "CHANGES",
-    "NOT_BUILT",
     "RETRIES",
     "Answers",
     "Call",
@@ -43,23 +45,35 @@ __all__ = [
     "DeadLetters",
     "DiscardReport",
     "Handle",
+    "LimitOptions",
     "Options",
+    "QueueOptions",
+    "Queues",
     "ReplayPlan",
     "ReplayReport",
+    "Schedules",
     "Task",
     "TaskFilters",
     "TaskSet",
+    "Types",
+    "ValueOptions",
+    "Values",
+    "Workers",
     "checked_calls",
     "checked_cancellation",
     "checked_change",
     "checked_id",
     "checked_plan",
     "checked_reason",
+    "checked_schedule",
     "checked_time",
+    "checked_value",
     "dead_filter",
     "enqueue_options",
+    "lane_rule",
     "new_task_id",
     "new_task_ids",
     "replay_rule",
     "task_filter",
+    "value_rule",
 ]

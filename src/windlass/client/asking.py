@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from windlass.model.cancellation import Cancellation, may_be_by
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
-from windlass.model.task import Change, NewTask, TypeDefaults
+from windlass.model.task import Change, NewTask, TypeDefaults, Window, WindowKind
 from windlass.registry import (
     TaskDefinition,
     checked_name,
@@ -25,9 +25,9 @@ from windlass.registry import (
 )
 from windlass.store.port import TaskColumns
 
-NOT_BUILT = ("ordering_key", "on_dead")
 ENCODED_AT_ONCE = 100  # calls: meanwhile there are copies of their payloads, which may be large
 LONGEST_REASON = 2000  # characters
+LONGEST_WINDOW = (366 * 86_400.0, "at most 366 days")  # seconds
 _DRAWN = struct.Struct(">HQ")  # bytes of chance for an id
 _TAIL = 0xFFF << 64 | (1 << 62) - 1  # where it goes: around the version and the variant
 # `UUID(int=…)` takes most of its time for checks.
@@ -74,8 +74,12 @@ class Options(TypedDict, total=False):
     tags: Collection[str] | None
     detached: bool
     expires: datetime | float | timedelta | None
-    ordering_key: Any
-    on_dead: Any
+    ordering_key: str | None
+    on_dead: Literal["pass", "hold"] | None
+    unique_for: float | timedelta | None
+    throttle: float | timedelta | None
+    debounce: float | timedelta | None
+    dedupe_key: str | None
     connection: Any
 
 
@@ -91,8 +95,12 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     tags: Collection[str] | None = None
     detached: bool = False
     expires: datetime | float | timedelta | None = None
-    ordering_key: Any = None
-    on_dead: Any = None
+    ordering_key: str | None = None
+    on_dead: str | None = None
+    unique_for: float | timedelta | None = None
+    throttle: float | timedelta | None = None
+    debounce: float | timedelta | None = None
+    dedupe_key: str | None = None
     connection: Any = None
 
     def new_task(self, defaults: TypeDefaults, payload: str) -> NewTask:
@@ -101,9 +109,6 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def checked(self, defaults: TypeDefaults) -> tuple[Any, ...]:
         """Check the options and return what comes after the payload of a task they describe."""
-        for name in NOT_BUILT:
-            if getattr(self, name) is not None:
-                raise ConfigurationError(f"option '{name}' is not built yet")
         if self.delay is not None and self.at is not None:
             raise ConfigurationError("options 'delay' and 'at' exclude each other; give one")
         attempts = self.max_attempts
@@ -122,9 +127,47 @@ class EnqueueOptions(msgspec.Struct, frozen=True, kw_only=True):
             () if self.tags is None else checked_names("tags", "tag", self.tags),
             defaults.retention,
             None if self.expires is None else checked_expiry(self.expires),
+            None if self.ordering_key is None else checked_name("ordering_key", self.ordering_key),
+            self.on_dead is not None and _keeps_key(self.on_dead, self.ordering_key),
+            defaults.limit_by,
+            self._window(),
         )
 
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether what another call does at the same time may have to be waited for."""
+        return self.idempotency_key is not None or any(
+            getattr(self, kind) is not None for kind in WindowKind
+        )
 
+    def _window(self) -> Window | None:
+        """Within which a call before it counts, or raise."""
+        kinds = [kind for kind in WindowKind if getattr(self, kind) is not None]
+        if not kinds:
+            if self.dedupe_key is not None:
+                raise ConfigurationError(
+                    "option 'dedupe_key' says what a window is for; give unique_for, throttle or debounce too"
+                )
+            return None
+        kind = kinds[0]
+        excluded = [*kinds[1:], *_NOT_BESIDE[kind]]
+        for other in excluded:
+            if getattr(self, other) is not None:
+                raise ConfigurationError(
+                    f"options '{kind}' and '{other}' exclude each other; give one"
+                )
+        seconds = checked_seconds(
+            kind, getattr(self, kind), above_zero=True, longest=LONGEST_WINDOW
+        )
+        key = self.dedupe_key
+        return Window(kind, seconds, None if key is None else checked_name("dedupe_key", key))
+
+
+_NOT_BESIDE = {
+    WindowKind.UNIQUE: ("idempotency_key",),
+    WindowKind.THROTTLE: ("idempotency_key",),
+    WindowKind.DEBOUNCE: ("idempotency_key", "delay", "at", "ordering_key"),
+}
 NO_OPTIONS = EnqueueOptions()
 
 
@@ -216,6 +259,17 @@ def checked_time(what: str, value: Any) -> datetime:
         raise ConfigurationError(
             f"{what} {value!r} is after the year 9999; use an earlier time"
         ) from None
+
+
+def _keeps_key(on_dead: Any, ordering_key: str | None) -> bool:
+    """Whether a task that has failed is to hold its key, or raise."""
+    if on_dead not in ("pass", "hold"):
+        raise ConfigurationError(f'on_dead {shown(on_dead)}: use "hold" or "pass"')
+    if ordering_key is None:
+        raise ConfigurationError(
+            "option 'on_dead' says what becomes of an ordering key; give ordering_key too"
+        )
+    return bool(on_dead == "hold")
 
 
 def checked_expiry(value: Any) -> datetime | float:

@@ -1,7 +1,6 @@
 """Replaying many dead letters: edited, spread over time, the first few of them to see how they fare."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from windlass.model.errors import (
     WrongState,
 )
 from windlass.model.limits import shown
+from windlass.policy.limit import per_second
 from windlass.registry import Registry, checked_flag, checked_seconds
 from windlass.service import backoff
 from windlass.store.port import DeadStore, ReadStore
@@ -37,8 +37,6 @@ HELD_WITHIN = 1.0  # seconds; whoever holds a letter for longer is told of
 LONGEST_PAUSE = 0.5  # seconds between two looks at a canary
 LARGEST_CANARY = 10_000
 
-_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([smh])")
-_PER = {"s": 1, "m": 60, "h": 3600}
 
 Tell = Callable[
     [UUID, "str | WindlassError | None"], None
@@ -111,20 +109,11 @@ def checked_plan(
         dry_run=checked_flag("dry_run", dry_run),
         payload=payload,
         changes=changes or {},
-        rate=None if rate is None else checked_rate(rate),
+        rate=None if rate is None else per_second("rate", rate),
         canary=canary or 0,
         max_failures=float(max_failures),
         canary_timeout=checked_seconds("canary_timeout", canary_timeout, above_zero=True),
     )
-
-
-def checked_rate(value: Any) -> float:
-    """Return how many in a second, given as in `10/s`, `100/m` or `5/h`, or raise."""
-    match = _RATE.fullmatch(value) if isinstance(value, str) else None
-    rate = float(match[1]) / _PER[match[2]] if match else 0.0
-    if not 0.0001 <= rate <= 1_000_000:
-        raise ConfigurationError(f"rate {shown(value)}: write it as in '10/s', '100/m' or '5/h'")
-    return rate
 
 
 class Replayer:

@@ -29,7 +29,8 @@ from windlass.client.verbs import Handle
 from windlass.context import Context
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
-from windlass.model.task import FILLED_IN, Callback
+from windlass.model.task import FILLED_IN, Callback, WindowKind
+from windlass.policy.limit import Limit
 from windlass.policy.retry import Retry
 from windlass.registry import TaskDefinition, TaskOptions, define
 
@@ -153,7 +154,7 @@ class TaskSettings(TypedDict, total=False):
     on_failure: "Callee | None"
     breaker: str | Breaker | None
     fallback: Callable[..., Any] | None
-    limit: Any
+    limit: Limit | Sequence[Limit] | None
 
 
 class TaskDecorator(Protocol):
@@ -214,6 +215,11 @@ def _callback(what: str, given: Any) -> Callback | None:
             raise ConfigurationError(
                 f"{what}: option '{name}' belongs to a single task; leave it out"
             )
+    for name in (*WindowKind, "dedupe_key"):
+        if getattr(call.options, name) is not None:
+            raise ConfigurationError(
+                f"{what}: option '{name}' is for calls, and each end has a task of its own; leave it out"
+            )
     definition = call.definition
     try:
         payload, takes = definition.codec.encode_part(call.args, call.kwargs, FILLED_IN)
@@ -231,8 +237,6 @@ def _made(function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
 
 def task_options(options: dict[str, Any]) -> TaskOptions:
     """Check the names of what a task was defined with."""
-    if "limit" in options:
-        raise ConfigurationError("task option 'limit' is not built yet")
     try:
         return TaskOptions(**options)
     except TypeError:

@@ -25,6 +25,7 @@ from windlass.client.cancelling import cancelling
 from windlass.client.dead import DeadClient
 from windlass.client.gathering import Gatherer
 from windlass.client.results import ResultWaiter, Waiting
+from windlass.client.workers import FleetClient
 from windlass.codec import check_plain
 from windlass.context import Fenced, current_job
 from windlass.encoding import decode_json
@@ -37,6 +38,7 @@ from windlass.model.errors import (
     TaskCancelled,
     TaskFailed,
 )
+from windlass.model.explanation import Explanation
 from windlass.model.task import (
     CancelAnswer,
     Change,
@@ -48,12 +50,14 @@ from windlass.model.task import (
     TaskState,
     TypeDefaults,
 )
+from windlass.policy.explaining import explained
 from windlass.registry import Registry, checked_flag, checked_name, checked_seconds
 from windlass.service import backoff
 from windlass.store.port import (
     ClockStore,
     DeadStore,
     EnqueueStore,
+    GateStore,
     Guest,
     NewTasks,
     OperateStore,
@@ -68,11 +72,14 @@ FIRST_ANSWER_WITHIN = 1.0  # seconds, of the store that is asked for a result
 MADE_AT_ONCE = 1000  # tasks of a call; those of a larger one are made while the first are written
 MADE_WITHIN = 0.2  # seconds for so many, or all are made first
 BURIED_AT_ONCE = 1000  # tasks that wait for a retry which will not be
+CALLS_ANSWERED = 1000  # of gates, before it is said why a task waits
 REPEAT_AT_MOST = 3  # times, an enqueue whose connection broke
 REPEAT_WITHIN = 2.0  # seconds; a store that is away for longer is told to the caller
 
 
-class ClientStore(EnqueueStore, OperateStore, ReadStore, DeadStore, ClockStore, Protocol):
+class ClientStore(
+    EnqueueStore, OperateStore, ReadStore, DeadStore, GateStore, ClockStore, Protocol
+):
     """The part of a store that applications use."""
 
 
@@ -86,12 +93,21 @@ class Added(NamedTuple):
 class Client:
     """The verbs of a caller, on a store that is open."""
 
-    def __init__(self, *, store: ClientStore, registry: Registry, max_payload_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        store: ClientStore,
+        registry: Registry,
+        max_payload_bytes: int,
+        ageing: timedelta,
+    ) -> None:
         self._store = store
         self._registry = registry
         self._max_payload_bytes = max_payload_bytes
+        self._ageing = ageing
         self._waiter = ResultWaiter(store)
         self._gatherer = Gatherer(self._write)
+        self.fleet = FleetClient(store)
         self.dead = DeadClient(store=store, registry=registry, max_payload_bytes=max_payload_bytes)
 
     def guest(self, calls: Sequence[Call], *, is_async: bool) -> Guest | None:
@@ -141,7 +157,7 @@ class Client:
             return list(made(0, len(calls)))  # each is read several times
         if len(calls) <= MADE_AT_ONCE:
             return made(0, len(calls))
-        if any(one.idempotency_key is not None for one in options):
+        if any(one.waits_for_others for one in options):
             return made(0, len(calls))  # a key is taken before anything is written
         tasks = NewTasks(len(calls), made)
         began = time.monotonic()
@@ -190,7 +206,7 @@ class Client:
             tell("enqueued", Added(tasks, answers))
             return answers
         # With others goes only what waits for nobody, and fails for itself alone.
-        if fence is None and len(tasks) == 1 and tasks[0].idempotency_key is None:
+        if fence is None and len(tasks) == 1 and _goes_with_others(tasks[0]):
             return [await self._gatherer.add(tasks[0])]
         return await self._write(tasks, fence)
 
@@ -229,6 +245,11 @@ class Client:
     async def get(self, task_id: UUID) -> TaskRecord:
         """Return the whole task."""
         return await self._store.get(task_id)
+
+    async def explain(self, task_id: UUID) -> Explanation:
+        """Say why a task is not running."""
+        await self._store.open_gates(CALLS_ANSWERED)  # as a claim does first
+        return explained(await self._store.situation(task_id, ageing=self._ageing))
 
     async def result(self, task_id: UUID, limit: float | timedelta | None) -> Any:
         """Wait for the end of a task and return what its handler returned."""
@@ -322,6 +343,10 @@ class Client:
         await self._gatherer.close()
 
 
+def _goes_with_others(task: NewTask) -> bool:
+    return task.idempotency_key is None and task.window is None
+
+
 def _cancelled(task_id: UUID, said: str) -> TaskCancelled:
     error = TaskCancelled(f"task {task_id} was cancelled: {said}")
     error.reason, error.by = Cancellation.read(said)
@@ -402,9 +427,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         async with self._access.using() as client:
             await client.retry(self._id)
 
-    async def explain(self) -> None:
-        """Not built yet."""
-        raise ConfigurationError("handle.explain() is not built yet")
+    async def explain(self) -> Explanation:
+        """Say why it is not running now: every reason, the most decisive first."""
+        async with self._access.using() as client:
+            return await client.explain(self._id)
 
     def get_sync(self) -> TaskRecord:
         """`get` for synchronous code."""
@@ -426,6 +452,6 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         """`retry` for synchronous code."""
         self._access.run_sync("retry", self.retry)
 
-    def explain_sync(self) -> None:
-        """Not built yet."""
-        raise ConfigurationError("handle.explain_sync() is not built yet")
+    def explain_sync(self) -> Explanation:
+        """`explain` for synchronous code."""
+        return self._access.run_sync("explain", self.explain)

@@ -10,17 +10,19 @@ from uuid import UUID
 
 from windlass.maintenance.archive import Archive
 from windlass.maintenance.dead import DeadChoreStore, Removing, Replaying
+from windlass.maintenance.schedules import Firing
 from windlass.maintenance.unknown import UnknownTypes
 from windlass.model.dead import ReplayRule
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Due, Leadership, QueueRecord
 from windlass.store.clock_watch import ClockWatch
-from windlass.store.port import ChoreStore
+from windlass.store.port import ChoreStore, FireStore, GateStore
 from windlass.telemetry import emit, is_watched, tell
 
 Died = Callable[[Sequence[UUID]], None]  # told of tasks that are dead
 
 RESCUE_BATCH = 100  # claims
+GATE_BATCH = 500  # calls
 COUNT_EVERY = 15.0  # seconds
 TIDY_EVERY = 300.0  # seconds, also if nothing seems to want it
 REPLAY_EVERY = 10.0  # seconds
@@ -33,7 +35,8 @@ class Chore:
 
     name: str
     every: float
-    call: Callable[[Leadership], Awaitable[bool]]  # true: there is more to do at once
+    # True: there is more to do at once; a number: in so many seconds.
+    call: Callable[[Leadership], Awaitable[bool | float]]
     due_at: float = 0.0  # monotonic
     hangs: int = 0  # how often in a row it did not end in time
     at_most: float = 1.0  # part of the time it may take: if it takes long it is done less often
@@ -46,12 +49,16 @@ class Chore:
     async def run(self, leadership: Leadership) -> None:
         """Do it, and plan the next time."""
         began = time.monotonic()
-        has_more = False
+        has_more: bool | float = False
         try:
             has_more = await self.call(leadership)
         finally:  # also if it took so long that it was given up
-            took = time.monotonic() - began
-            self.due_at = began + (0.0 if has_more else max(self.every, took / self.at_most))
+            ended = time.monotonic()
+            if isinstance(has_more, bool):
+                wait = max(self.every, (ended - began) / self.at_most)
+                self.due_at = began + (0.0 if has_more else wait)
+            else:
+                self.due_at = ended + min(self.every, has_more)
 
 
 class QueueStore(Protocol):
@@ -61,7 +68,7 @@ class QueueStore(Protocol):
         """Return all queues with live tasks or a pause."""
 
 
-class LeaderStore(ChoreStore, QueueStore, DeadChoreStore, Protocol):
+class LeaderStore(ChoreStore, GateStore, QueueStore, DeadChoreStore, FireStore, Protocol):
     """What the leader asks of the store."""
 
 
@@ -120,6 +127,17 @@ async def _rescue(store: LeaderStore, lookout: Lookout, died: Died, leadership: 
         )
         died(rescued.died)
     return rescued.claims >= RESCUE_BATCH
+
+
+async def _fire(lookout: Lookout, firing: Firing, leadership: Leadership) -> bool | float:
+    due, _ = await lookout.look()
+    return False if due.schedule_in is None else await firing(leadership)
+
+
+async def _open_gates(store: LeaderStore, lookout: Lookout, _: Leadership) -> bool:
+    if not (await lookout.look())[0].gates:
+        return False
+    return await store.open_gates(GATE_BATCH) >= GATE_BATCH
 
 
 async def _promote(store: LeaderStore, lookout: Lookout, leadership: Leadership) -> bool:
@@ -181,6 +199,7 @@ def chores(
     sweep: float,
     died: Died = lambda _: None,
     care: DeadCare = NO_CARE,
+    new_ids: Callable[[int], list[UUID]] = lambda _: [],
     unknown_type_grace: float = 0.0,
 ) -> list[Chore]:
     """The chores of a store; `sweep` is how often lost claims are looked for, in seconds.
@@ -191,6 +210,7 @@ def chores(
     lookout = Lookout(store, clock, every=sweep)
     replaying = Replaying(store, care.rules, care.new_ids)
     removing = Removing(store, most=care.most, archive=care.archive)
+    firing = Firing(store, new_ids)
 
     async def prepare(leadership: Leadership) -> bool:
         await store.prepare_history(leadership=leadership)
@@ -222,13 +242,16 @@ def chores(
         ]
     )
     return [
+        Chore("fire-schedules", sweep, partial(_fire, lookout, firing)),
         Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
+        Chore("open-gates", sweep, partial(_open_gates, store, lookout), at_most=1 / 20),
         Chore("expire", sweep, partial(_expire, store, lookout), at_most=1 / 20),
         Chore("remove-workers", sweep, partial(_remove_workers, store, clock, lookout)),
         Chore("tidy", 2 * sweep, _Tidying(store, lookout), at_most=1 / 20),
         Chore("prepare-history", 3600.0, prepare),
         Chore("retain", 600.0, retain),
+        Chore("prune-slots", 600.0, firing.prune),
         Chore(
             "replay-dead", min(REPLAY_EVERY, 2 * sweep), replaying, at_most=1 / 20, is_duty=False
         ),

@@ -30,6 +30,22 @@ class TaskNotFound(WindlassError):  # noqa: N818 - the public name is fixed
         return cls(f"task {task_id} is not known: it never existed, or its retention is over")
 
 
+class WorkerNotFound(WindlassError):  # noqa: N818 - as its neighbour
+    """No worker of this id is registered: it never was, or it has ended."""
+
+
+class ScheduleNotFound(WindlassError):  # noqa: N818 - as its neighbours
+    """No schedule has this name: no worker has registered it, or it was retired."""
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """Return the error for a schedule that is nowhere."""
+        return cls(
+            f"schedule '{name}' is not known: no worker of an application that defines it has started, "
+            "or its code is gone; `windlass schedules list` shows those there are"
+        )
+
+
 class IdempotencyConflict(WindlassError):  # noqa: N818 - the public name is fixed
     """The idempotency key was used before with another payload; nothing was written."""
 

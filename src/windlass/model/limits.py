@@ -9,6 +9,11 @@ UNNOTICED_STEP = timedelta(seconds=3)  # of the store's clock, by whoever watche
 DEEPEST_VALUE = 200  # levels of lists and objects in a payload or result, as in check_payload
 EXPIRED = "expired: it was not started in time"  # the reason of a cancellation
 PROMOTE_BATCH = 1000  # tasks that become due, in one statement
+HEAVIEST = 1000  # weight of a queue: above it one of weight 1 would hardly be served
+LAST_SLOTS = 10  # of a schedule, kept for as long as it is
+LOOKED_BACK = 100  # slots, for a task of a schedule that has not ended
+CHANGED = "the schedule was changed before it was fired"
+RETIRED = "the schedule was retired before it was fired"
 
 _LONGEST_SHOWN = 100  # characters
 

@@ -43,6 +43,22 @@ RECOVERIES_BEFORE_ALONE = 2
 ALONE_IS_AN_OUTAGE_ABOVE = 100  # so many suspects at once are no poison but a lost machine
 
 
+class WindowKind(StrEnum):
+    """What a call does that finds a task of a call before it; the values are what users see."""
+
+    UNIQUE = "unique_for"  # it is answered with that one, if their payloads or keys are equal
+    THROTTLE = "throttle"  # it is answered with that one, whatever their payloads
+    DEBOUNCE = "debounce"  # it gives that one its payload and another time, while that one waits
+
+
+class Window(NamedTuple):
+    """For how long a call is taken for a repetition of one before it, and by what."""
+
+    kind: WindowKind
+    seconds: float
+    key: str | None = None  # None: by the payload if it is to be unique, else by the type alone
+
+
 class NewTask(NamedTuple):
     """A task as a caller asks for it; `delay` and `at` exclude each other."""
 
@@ -58,6 +74,12 @@ class NewTask(NamedTuple):
     tags: tuple[str, ...] = ()
     retention: timedelta | None = None  # None: the setting at the time it ends
     expires: datetime | float | None = None  # not begun by then, or in so many seconds: cancelled
+    ordering_key: str | None = None  # of tasks that have it one runs at a time, in their order
+    keeps_key: bool = False  # also when it has failed, until it is reopened, replayed or discarded
+    limit_by: str | None = None  # JSON: [name, default] of each argument that its limit is by
+    window: Window | None = (
+        None  # not with an idempotency key; a debounce not with a time or an ordering key
+    )
 
 
 FILLED_IN = ("task_id", "task_type", "queue", "attempts", "result", "error")
@@ -134,6 +156,9 @@ class ClaimRequest:
     lane: int | None = None
     task_id: UUID | None = None
     apart: bool = False  # the worker claims these types by themselves, beside its others
+    is_part: bool = False  # it serves more queues than these, and claims from others beside this
+    at_most: int | None = None  # can begin at once; see `ClaimStore.claim`
+    other_than: tuple[str, ...] = ()  # queues that are left out, although all are asked for
 
 
 class ClaimAnswer(NamedTuple):
@@ -142,6 +167,8 @@ class ClaimAnswer(NamedTuple):
     claim: Claim | None
     alone_waiting: bool = False  # suspects wait: ask again with `alone`
     due_in: float | None = None  # seconds until a scheduled task is due, from 2 s ago on
+    more_in: float | None = None  # seconds until a limit lets more through by itself
+    is_capped: bool = False  # more would have been granted but for `at_most`
 
 
 class Outcome(StrEnum):
@@ -317,6 +344,7 @@ class TypeDefaults:
     on_success: Callback | None = None
     on_failure: Callback | None = None
     max_age: float | None = None  # seconds: after a lost worker no attempt begins later
+    limit_by: str | None = None  # see `NewTask`
 
     @property
     def calls_back(self) -> bool:
@@ -335,6 +363,7 @@ class TypeRecord:
     registered_at: datetime
     retries_stopped_at: datetime | None = None
     retries_stopped_because: str | None = None
+    paused_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +397,16 @@ class WorkerRecord:
     idle: bool
     leader: bool
     breakers: dict[str, str] = field(default_factory=dict)  # name → state, at its last sign of life
+    paused_at: datetime | None = None  # since when it is to claim nothing
+    drained_at: datetime | None = None  # since when it is to finish and end
+
+
+class WorkerOrder(StrEnum):
+    """What people ask of a worker."""
+
+    PAUSE = "pause"  # claim nothing, and finish what it has
+    RESUME = "resume"  # go on, unless it drains
+    DRAIN = "drain"  # claim nothing, finish, and end
 
 
 class Pulse(NamedTuple):
@@ -393,6 +432,9 @@ class PulseAnswer(NamedTuple):
     kept: frozenset[UUID]
     registered: bool
     skipped: frozenset[UUID] = frozenset()
+    order: WorkerOrder | None = (
+        WorkerOrder.RESUME
+    )  # what is asked of it by now; None: nobody could say
 
 
 class Leadership(NamedTuple):
@@ -411,6 +453,8 @@ class Due(NamedTuple):
     silent_workers: bool = True  # a lease has passed without a sign of life
     leftovers: bool = True  # cancellations, reports or lanes that may want tidying
     expiring: bool = True  # tasks may be late for their start
+    schedule_in: float | None = 0.0  # seconds until a schedule wants a decision; None: none does
+    gates: bool = True  # some have been called
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,18 +21,18 @@ _SETTLED = frozenset(
         TaskState.CANCELLED,
     }
 )
+_REOPENED = _WAITING  # at once, unless it has to pass a gate
 
 MOVES: Mapping[TaskState | None, frozenset[TaskState]] = {
     None: _WAITING,
-    TaskState.SCHEDULED: frozenset(
-        {TaskState.PENDING, TaskState.CANCELLED, TaskState.SCHEDULED, TaskState.DEAD}
-    ),
-    TaskState.BLOCKED: frozenset({TaskState.PENDING, TaskState.CANCELLED}),
+    TaskState.SCHEDULED: _WAITING | {TaskState.CANCELLED, TaskState.DEAD},
+    TaskState.BLOCKED: _WAITING | {TaskState.CANCELLED},
     TaskState.PENDING: frozenset(
         {
             TaskState.CLAIMED,
             TaskState.CANCELLED,
             TaskState.SCHEDULED,
+            TaskState.BLOCKED,  # somebody else came first through its gate
             TaskState.FAILED,
             TaskState.DEAD,
         }
@@ -40,9 +40,9 @@ MOVES: Mapping[TaskState | None, frozenset[TaskState]] = {
     TaskState.CLAIMED: _SETTLED | {TaskState.RUNNING},
     TaskState.RUNNING: _SETTLED,
     TaskState.COMPLETED: frozenset(),
-    TaskState.FAILED: frozenset({TaskState.PENDING}),
-    TaskState.DEAD: frozenset({TaskState.PENDING}),
-    TaskState.CANCELLED: frozenset({TaskState.PENDING}),
+    TaskState.FAILED: _REOPENED,
+    TaskState.DEAD: _REOPENED,
+    TaskState.CANCELLED: _REOPENED,
 }
 
 

@@ -11,6 +11,8 @@ from uuid import UUID
 from windlass.model.errors import StoreUnavailable
 from windlass.model.limits import PROMOTE_BATCH
 from windlass.model.task import Claim, ClaimAnswer, ClaimRequest
+from windlass.policy.shares import OTHERS, Queues, Shares
+from windlass.runtime.serving import QueueRoom
 from windlass.service import Stop, answered_within, backoff, first_of, is_set_within, patience
 from windlass.store.port import ChoreStore, ClaimStore, PulseStore
 from windlass.telemetry import emit, tell
@@ -36,6 +38,12 @@ class Room(Protocol):
 
     def at_once(self) -> int:
         """How many may come in one claim."""
+
+    def free_slots(self) -> int:
+        """How many could begin at once."""
+
+    async def slot_freed(self) -> None:
+        """Wait until one could."""
 
     def busy(self) -> int:
         """How many tasks it holds."""
@@ -66,6 +74,26 @@ class Beside:
     def __init__(self) -> None:
         self.turns = asyncio.Lock()
         self.fetchers: list[Fetcher] = []
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is to be claimed."""
+        return not self._resumed.is_set()
+
+    def pause(self) -> None:
+        """Claim nothing until told to go on."""
+        self._resumed.clear()
+        self.wake()  # those that sleep say that they are not idle
+
+    def resume(self) -> None:
+        """Go on."""
+        self._resumed.set()
+
+    async def until_resumed(self, stop: Stop) -> None:
+        """Wait until it may claim."""
+        await first_of(self._resumed.wait(), stop.wait())
 
     def wake(self, lane: int | None = None, task_id: UUID | None = None) -> None:
         """Look for work now instead of at the next poll; of which kind it is nobody says."""
@@ -108,6 +136,8 @@ class Fetcher:
         is_leader: Callable[[], bool],
         went_idle: Callable[[], None],
         beside: "Beside | None" = None,
+        shares: Shares | None = None,
+        queue_room: QueueRoom | None = None,
     ) -> None:
         self._store = store
         self._room = room
@@ -118,6 +148,8 @@ class Fetcher:
         self._went_idle = went_idle
         self._beside = beside or Beside()
         self._beside.fetchers.append(self)
+        self._shares = shares  # None: one claim for all queues
+        self._queue_room = queue_room or QueueRoom({})
         self._wakened = asyncio.Event()
         self._woken_for: set[int | None] = set()  # lanes; None: perhaps any
         self._woken_by: UUID | None = None  # the task that it was woken for, if by one alone
@@ -127,6 +159,8 @@ class Fetcher:
         self._look_by = 0.0  # monotonic, when it has to look at all lanes again
         self._pause = SHORTEST_POLL
         self._due_at: float | None = None  # monotonic
+        self._more_at: float | None = None  # monotonic, when a limit lets more through
+        self._is_capped = False  # tasks that have a limit wait until one can begin at once
         self._turned_at = time.monotonic()  # when it last claimed
         self._answered_at = time.monotonic()  # when a claim was answered, or could not be made
         self._is_alone = False  # a suspect runs, and nothing beside it
@@ -145,7 +179,8 @@ class Fetcher:
     def trouble(self) -> str:
         """Whether it has found out nothing about work for long, although there would be room."""
         silent = time.monotonic() - self._answered_at
-        if silent < STUCK_AFTER or self._is_alone or self._room.wanted() < 1:
+        is_kept = self._is_alone or self._beside.is_paused
+        if silent < STUCK_AFTER or is_kept or self._room.wanted() < 1:
             return ""
         return f"no look for work was answered for {silent:.0f} s"
 
@@ -165,12 +200,23 @@ class Fetcher:
             if stop:
                 return
             try:
-                await self._turn(stop)
+                if self._beside.is_paused:
+                    await self._rest(stop)
+                else:
+                    await self._turn(stop)
                 failures = 0
             except StoreUnavailable as error:
                 failures += 1
                 emit("store.unavailable", doing="claim", error=error)
                 await stop.wait(backoff(failures))
+
+    async def _rest(self, stop: Stop) -> None:
+        """Claim nothing while the worker is paused; it is not idle, or enqueues would notify it for nothing."""
+        await self._set_idle(False)
+        await self._beside.until_resumed(stop)
+        self._answered_at = time.monotonic()
+        self._has_read_all = False
+        self._pause = SHORTEST_POLL
 
     async def _until_room(self, stop: Stop) -> None:
         """Wait for a free slot, and a moment more if there is work: not to claim one by one."""
@@ -189,6 +235,8 @@ class Fetcher:
             await self._set_idle(False)
             self._pause = SHORTEST_POLL
             return
+        if found and self._is_capped:
+            return  # a limit would let more through: as soon as there is room
         if not self._idle:
             # Registered first and looked again: an enqueue that checked before cannot be missed.
             await self._set_idle(True)
@@ -202,6 +250,8 @@ class Fetcher:
             self._pause = SHORTEST_POLL if is_missed else min(2 * self._pause, self._poll)
             jitter = random.uniform(0.95, 1.0)  # noqa: S311
             self._look_by = time.monotonic() + self._pause * jitter
+        if self._more_at is not None:
+            self._look_by = min(self._look_by, self._more_at)
         await self._sleep(stop)
 
     async def _look(self, stop: Stop) -> tuple[int | None, int, int]:
@@ -214,26 +264,92 @@ class Fetcher:
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
         self._woken_for.clear()
         self._has_read_all = False
-        answer, asked_at = await self._claim(size, lane=lane, task_id=task_id)
-        found = 0 if answer.claim is None else len(answer.claim.tasks)
-        if answer.claim is not None:
-            self._room.hold(answer.claim, asked_at)
-            await self._room.take(answer.claim)
+        if lane is None and self._shares is not None:
+            answer, found = await self._take_shares(size, self._shares, stop)
+        else:
+            queues, size = self._open_queues(size)
+            answer, found = await self._take(size, queues, lane=lane, task_id=task_id)
         if answer.alone_waiting:
             await self._claim_alone(stop)
         if answer.due_in is not None:
             self._due_at = time.monotonic() + answer.due_in
         elif lane is None:
             self._due_at = None
+        if lane is None or answer.more_in is not None:
+            self._more_at = answer.more_in and time.monotonic() + answer.more_in
+        self._is_capped = answer.is_capped
         return lane, found, size
+
+    async def _take(
+        self,
+        size: int,
+        queues: Queues | None,
+        *,
+        lane: int | None = None,
+        task_id: UUID | None = None,
+    ) -> tuple[ClaimAnswer, int]:
+        """Claim, and run what was granted; return how many that are."""
+        answer, asked_at = await self._claim(size, queues, lane=lane, task_id=task_id)
+        if answer.claim is None:
+            return answer, 0
+        self._room.hold(answer.claim, asked_at)
+        await self._room.take(answer.claim)
+        return answer, len(answer.claim.tasks)
+
+    async def _take_shares(self, size: int, shares: Shares, stop: Stop) -> tuple[ClaimAnswer, int]:
+        """Claim from one queue after the other, by their shares; what one leaves goes to the others.
+
+        Fewer than `size` are found only if every queue came back short, or may take no more.
+        """
+        turn = shares.turn(size, room=self._queue_room.of, now=time.monotonic())
+        answers: list[ClaimAnswer] = []
+        found = 0
+        while not stop and (asked := turn.next()) is not None:
+            answer, number = await self._take(asked.limit, asked.queues)
+            tasks = answer.claim.tasks if answer.claim else ()
+            turn.took(shares.counted(task.queue for task in tasks))
+            found += number
+            answers.append(answer)
+        turn.close()
+        waits = [answer.more_in for answer in answers if answer.more_in is not None]
+        together = ClaimAnswer(
+            None,
+            alone_waiting=any(answer.alone_waiting for answer in answers),
+            due_in=answers[-1].due_in if answers else None,
+            more_in=min(waits, default=None),
+            is_capped=any(answer.is_capped for answer in answers),
+        )
+        return together, found
+
+    def _open_queues(self, size: int) -> tuple[Queues | None, int]:
+        """The queues that may take more, and how many may come of them in one claim."""
+        if self._shares is None:
+            return None, size
+        room = self._queue_room.of
+        queues = tuple(queue for queue in self._shares.queues if room((queue,)) > 0)
+        return queues, min(size, room(queues))
+
+    def _part(self, queues: Queues | None) -> tuple[Queues | None, Queues, bool]:
+        """What a claim of some of the queues asks for: which, all but which, and whether it is not all."""
+        if queues is None or self._shares is None:
+            return self._request.queues, (), False
+        left_out = tuple(one for one in self._shares.queues if one not in queues)
+        if OTHERS in queues:
+            return None, left_out, bool(left_out)
+        return queues, (), bool(left_out)
 
     async def _sleep(self, stop: Stop) -> None:
         until = self._look_by
         if self._due_at is not None:
             until = min(until, self._due_at + (0 if self._is_leader() else LATE))
         pause = max(until - time.monotonic(), 0.001)
-        if not stop:  # one made before this turn is forgotten by the event that it set
-            self._is_woken = await is_set_within(self._wakened, pause)
+        if stop:  # one made before this turn is forgotten by the event that it set
+            return
+        if self._is_capped:
+            await first_of(self._room.slot_freed(), is_set_within(self._wakened, pause))
+            self._is_woken = True
+            return  # all lanes are to be read, and nothing is known to be new
+        self._is_woken = await is_set_within(self._wakened, pause)
         self._has_read_all = True
 
     def _only_lane(self) -> int | None:
@@ -249,6 +365,7 @@ class Fetcher:
     async def _claim(
         self,
         size: int,
+        queues: Queues | None,
         *,
         alone: bool = False,
         lane: int | None = None,
@@ -256,17 +373,23 @@ class Fetcher:
     ) -> tuple[ClaimAnswer, float]:
         request = self._request
         asked_at = time.monotonic()
+        named, other_than, is_part = self._part(queues)
+        if other_than:
+            lane = task_id = None  # it may be of one that is left out
         asked = ClaimRequest(
             request.worker_id,
             request.types,
             size,
             request.lease,
             request.ageing,
-            request.queues,
+            named,
             alone,
             lane,
             task_id,
             request.apart,
+            is_part,
+            self._room.free_slots(),
+            other_than,
         )
         async with answered_within(self._patience):
             answer = await self._store.claim(asked)
@@ -280,7 +403,8 @@ class Fetcher:
 
         It is claimed first: no other worker then empties itself for the same task.
         """
-        answer, asked_at = await self._claim(LARGEST_CLAIM, alone=True)
+        queues, size = self._open_queues(LARGEST_CLAIM)
+        answer, asked_at = await self._claim(size, queues, alone=True)
         claim = answer.claim
         if claim is None:
             return
@@ -310,7 +434,8 @@ class Fetcher:
 
     async def promote_while_busy(self) -> None:
         """Do it also while no slot is free, and so no claim says what is due."""
-        if not self._room.has_room() and time.monotonic() - self._turned_at > BUSY_AFTER:
+        is_busy = self._beside.is_paused or not self._room.has_room()
+        if is_busy and time.monotonic() - self._turned_at > BUSY_AFTER:
             await self._promote()
 
     async def _promote(self) -> int:

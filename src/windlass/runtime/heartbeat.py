@@ -12,8 +12,8 @@ from typing import Any
 from uuid import UUID
 
 from windlass.model.limits import MARGIN
-from windlass.model.task import Pulse, WorkerInfo
-from windlass.service import answered_within, in_thread
+from windlass.model.task import Pulse, WorkerInfo, WorkerOrder
+from windlass.service import answered_within, in_thread, is_set_within
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Store
 from windlass.telemetry import emit
@@ -86,6 +86,7 @@ class Heartbeat:
         running: Callable[[], int],
         breakers: Callable[[], Mapping[str, str]],
         lost: Callable[[list[UUID]], None],
+        ordered: Callable[[WorkerOrder], None],
         watch_loop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._store = store
@@ -100,12 +101,14 @@ class Heartbeat:
         self._running = running
         self._breakers = breakers
         self._lost = lost  # called in the heart's thread, as are the others
+        self._ordered = ordered  # what people ask of the worker
         self._watch_loop = watch_loop
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._beating: asyncio.Task[None] | None = None
         self._stopping = False
         self._ending: asyncio.Event | None = None  # of its event loop
+        self._hurried: asyncio.Event | None = None  # likewise
         self._has_beaten = threading.Event()
         self._rests = threading.Event()
         self._beaten_at = time.monotonic()  # when the last beat succeeded, or it was made
@@ -131,6 +134,12 @@ class Heartbeat:
         if silent < self._lease.total_seconds():
             return ""
         return f"has kept no lease for {silent:.0f} s"
+
+    def beat_now(self) -> None:
+        """Beat before the time, for somebody has something to say. From any thread."""
+        if self._loop is not None and self._hurried is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._hurried.set)
 
     async def rest(self) -> None:
         """Stop beating and give the connection back; the event loop is still watched."""
@@ -158,7 +167,8 @@ class Heartbeat:
     async def _live(self) -> None:
         """Watch, and beat for as long as that is wanted."""
         self._ending = asyncio.Event()
-        self._beating = asyncio.create_task(self._beat_until_stopped())
+        self._hurried = hurried = asyncio.Event()
+        self._beating = asyncio.create_task(self._beat_until_stopped(hurried))
         self._loop = asyncio.get_running_loop()  # from here on it can be stopped
         watching = [
             asyncio.create_task(watch()) for watch in (self._watch_expiry, self._watch_loop)
@@ -173,13 +183,14 @@ class Heartbeat:
             for task in watching:
                 task.cancel()
 
-    async def _beat_until_stopped(self) -> None:
+    async def _beat_until_stopped(self, hurried: asyncio.Event) -> None:
         store = self._store.beside()
         pause = 0.0
         is_open = False
         try:
             while not self._stopping:
-                await asyncio.sleep(pause)
+                await is_set_within(hurried, pause)
+                hurried.clear()
                 try:
                     if not is_open:
                         async with answered_within(self._lease.total_seconds()):
@@ -238,6 +249,8 @@ class Heartbeat:
         held = set(self._leases.tokens())
         if lost := (held & set(tokens)) - answer.kept - answer.skipped:
             self._lost(list(lost))
+        if answer.registered and answer.order is not None:  # or it went with the row
+            self._ordered(answer.order)
         async with answered_within(self._answer_within):
             if not answer.registered:
                 await store.register(self._worker, lease=self._lease)

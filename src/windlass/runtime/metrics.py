@@ -32,6 +32,7 @@ from windlass.model.task import (
     Outcome,
     QueueRecord,
 )
+from windlass.registry import PRIORITIES
 from windlass.runtime.measuring import Counts
 from windlass.runtime.monitor import Page
 from windlass.store.port import TaskColumns
@@ -42,6 +43,9 @@ SORTED_AT_ONCE = 500  # values
 TASKS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 MOST_LABELS = 1000  # of types and queues together: who enqueues by name may make up any number
 OTHERS = ("others", "others")
+
+LEVELS = sorted(PRIORITIES, key=lambda name: PRIORITIES[name])
+LEVEL_BOUNDS = [PRIORITIES[name] for name in LEVELS]
 
 Labels = tuple[str, str]  # type, queue
 
@@ -142,6 +146,7 @@ class Metrics(Collector):
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._errors: Counter[tuple[str, str, str]] = Counter()
         self._waits: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
+        self._queue_waits: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
         self._durations: dict[Labels, Distribution] = defaultdict(lambda: Distribution(SECONDS))
         self._claims = Sizes()
         self._settlements = Sizes()
@@ -190,12 +195,19 @@ class Metrics(Collector):
         if claim.kind:
             labels = self._labels(*claim.kind)
             self._claimed[labels] += len(tasks)
-            self._waits[labels].add([task.waited for task in tasks])
+            waits = [task.waited for task in tasks]
+            self._waits[labels].add(waits)
+            if len({task.priority for task in tasks}) == 1:
+                self._queue_waits[labels[1], _level(tasks[0].priority)].add(waits)
+                return
+            for task in tasks:
+                self._queue_waits[labels[1], _level(task.priority)].add((task.waited,))
             return
         for task in tasks:
             labels = self._labels(task.type, task.queue)
             self._claimed[labels] += 1
             self._waits[labels].add((task.waited,))
+            self._queue_waits[labels[1], _level(task.priority)].add((task.waited,))
 
     def _count_settled(self, settled: Any) -> None:
         batch, answers = settled.batch, settled.answers
@@ -237,6 +249,9 @@ class Metrics(Collector):
         yield _counter("task_errors", said, [*both, "class"], self._errors)
         said = "From ready to granted"
         yield _histogram("task_wait_seconds", said, both, list(self._waits.items()))
+        said = "From ready to granted, by queue and level of priority"
+        waits = list(self._queue_waits.items())
+        yield _histogram("queue_wait_seconds", said, ["queue", "priority"], waits)
         said = "From the start of a handler to its end"
         yield _histogram("task_duration_seconds", said, both, list(self._durations.items()))
         yield _histogram("claim_tasks", "Tasks granted at once", [], [((), self._claims)])
@@ -264,6 +279,11 @@ class Metrics(Collector):
             ("loop.blocked", "loop_blocks", "Times that a handler blocked the event loop"),
         ):
             yield CounterMetricFamily(f"windlass_{name}", meaning, value=counted(event))
+
+
+def _level(priority: int) -> str:
+    """The highest named priority that is not above this one: there may be a hundred others."""
+    return LEVELS[bisect_right(LEVEL_BOUNDS, priority) - 1]
 
 
 def _only(types: Sequence[str], queues: Sequence[str]) -> Labels | None:

@@ -1,11 +1,13 @@
 """How a worker is to work, and what it may have to itself."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Never, Protocol
 
+from windlass.model.schedule import Schedule
 from windlass.model.task import WorkerInfo
 from windlass.runtime.processes.options import ProcessOptions
+from windlass.runtime.serving import Serving
 
 
 class OwnProcess(Protocol):
@@ -35,6 +37,9 @@ class WorkerOptions:
     max_result_bytes: int
     processes: ProcessOptions
     stuck_threads: int
+    serving: Serving = field(default_factory=Serving)
     process: OwnProcess | None = None
     on_startup: Sequence[Callable[[], Any]] = ()
     on_shutdown: Sequence[Callable[[], Any]] = ()
+    schedules: Sequence[Schedule] = ()
+    owner: str = ""  # of these; without a name nothing is retired

@@ -21,6 +21,7 @@ from windlass.runtime.executor import Executor
 from windlass.runtime.heartbeat import Leases
 from windlass.runtime.job import GIVE_WAY_WITHIN, Halt, Job
 from windlass.runtime.reporter import REPORT_EVERY
+from windlass.runtime.serving import QueueRoom
 from windlass.service import Stop
 from windlass.telemetry import emit, tell
 
@@ -52,6 +53,7 @@ class Slots:
         buffer: int,
         buffer_bytes: int,
         buffer_seconds: float,
+        queue_room: QueueRoom | None = None,
     ) -> None:
         self._executor = executor
         self._registry = registry
@@ -63,6 +65,7 @@ class Slots:
         self._buffer = buffer
         self._buffer_bytes = buffer_bytes
         self._buffer_seconds = buffer_seconds
+        self._queue_room = queue_room  # None: no queue has a limit of its own
         self._waiting: deque[Job] = deque()
         self._waiting_bytes = 0
         self._average_bytes = 0.0
@@ -96,8 +99,16 @@ class Slots:
         if self._average_bytes:
             spare_bytes = self._buffer_bytes - self._waiting_bytes
             ahead = min(ahead, int(spare_bytes / self._average_bytes))
-        free = self._concurrency - len(self._running)
-        return free + ahead
+        return self._concurrency - len(self._running) + ahead
+
+    def free_slots(self) -> int:
+        """How many tasks could begin at once, once those that wait have."""
+        return max(0, self._concurrency - len(self._running) - len(self._waiting))
+
+    async def slot_freed(self) -> None:
+        """Wait until one could."""
+        while not self.free_slots():
+            await self._change()
 
     def at_once(self) -> int:
         """How many may be claimed at once: not so many that their payloads fill the memory on their way."""
@@ -154,6 +165,8 @@ class Slots:
         if self._has_paused(now):
             self._rate, self._ended, self._measured_at = 0.0, 0, now
         self._outstanding[claim.token] = len(claim.tasks)
+        if self._queue_room is not None:
+            self._queue_room.take(claim.tasks)
         size = sum([len(job.task.payload) for job in jobs])
         weight = 1 - FORGET ** len(jobs)
         self._average_bytes += (size / len(jobs) - self._average_bytes) * weight
@@ -180,6 +193,7 @@ class Slots:
         """Take that job out, to run it; false if its lease is lost."""
         job = self._next_waiting()
         if not self._is_held(job, now):
+            self._leave_queue(job)
             self._let_go(job.claim, 1)
             return False
         self._running.add(job)
@@ -211,8 +225,14 @@ class Slots:
             may_write = outcome is not None and self._is_held(job, now)
             self._free_slot(job, outcome if may_write else None)
 
+    def _leave_queue(self, job: Job) -> None:
+        if self._queue_room is not None:
+            self._queue_room.leave(job.task.queue)
+
     def _free_slot(self, job: Job, outcome: AttemptOutcome | None) -> None:
         self._running.discard(job)
+        if self._queue_room is not None:  # no call for most tasks
+            self._leave_queue(job)
         if outcome is None:
             self._let_go(job.claim, 1)
         else:
@@ -317,7 +337,9 @@ class Slots:
             now = time.monotonic()
             self._measure(now)
             while self._waiting and self._waiting[0].received_at < now - self._buffer_seconds:
-                self._end(self._next_waiting(), Released())
+                job = self._next_waiting()
+                self._leave_queue(job)
+                self._end(job, Released())
             self._abandon_stuck(now)
             if self.held_up():
                 self._tell_held_up()

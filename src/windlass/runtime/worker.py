@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
-from windlass.model.task import Claim, ClaimRequest
+from windlass.model.task import Claim, ClaimRequest, WorkerOrder
+from windlass.policy.shares import Shares
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
@@ -32,6 +33,7 @@ from windlass.runtime.options import WorkerOptions
 from windlass.runtime.processes.apart import Apart
 from windlass.runtime.processes.finding import Program, place_of
 from windlass.runtime.reporter import Reporter
+from windlass.runtime.serving import QueueRoom
 from windlass.runtime.sharing import Sharing
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
@@ -113,6 +115,9 @@ class Worker:
         # slots of others, nor do they wait behind it. With one kind of handlers there is but one room.
         other_types = tuple(one for one in options.info.types if one not in types_apart)
         self._fetchers = Beside()
+        self._queue_room = QueueRoom(options.serving.most) if options.serving.most else None
+        if self._queue_room is not None:
+            self._queue_room.freed = self._fetchers.wake
         self._all_slots: list[Slots] = []
         if other_types or not types_apart:
             self._add_room(other_types, concurrency=options.concurrency, buffer=options.buffer)
@@ -177,7 +182,9 @@ class Worker:
             buffer=buffer,
             buffer_bytes=options.buffer_bytes,
             buffer_seconds=options.buffer_seconds,
+            queue_room=self._queue_room,
         )
+        weights = options.serving.weights
         is_second = bool(self._all_slots)
         self._all_slots.append(slots)
         Fetcher(
@@ -196,6 +203,8 @@ class Worker:
             is_leader=lambda: self._companion.is_leader,
             went_idle=self._idle_seen.set,
             beside=self._fetchers,
+            shares=Shares(weights) if weights else None,
+            queue_room=self._queue_room,
         )
 
     # What was written comes back to the slots, and what begins leaves them, here
@@ -250,6 +259,20 @@ class Worker:
         for slots in self._all_slots:
             slots.drain()  # at once: nothing is claimed or begun from here on
         self._stopping.set()
+
+    def _obey(self, order: WorkerOrder) -> None:
+        """Do what somebody asks of this worker in the store; told at every beat."""
+        worker_id = self._options.info.id
+        if order is WorkerOrder.DRAIN:
+            if not self._stopping:
+                emit("worker.drained", worker_id=worker_id)
+                self.stop()
+        elif order is WorkerOrder.PAUSE and not self._fetchers.is_paused:
+            emit("worker.paused", worker_id=worker_id)
+            self._fetchers.pause()
+        elif order is WorkerOrder.RESUME and self._fetchers.is_paused:
+            emit("worker.resumed", worker_id=worker_id)
+            self._fetchers.resume()
 
     def _must_end(self) -> bool:
         """Whether nothing may run any more: that was asked for long ago, or more than once. In the heart's thread."""
@@ -453,6 +476,12 @@ class Worker:
                 async with answered_within(patience(self._lease)):
                     await self._clock.look(self._store)  # what happens from here on is noticed
                     await self._store.register_types([one.defaults for one in self._registry])
+                    await self._store.declare_rules(
+                        self._registry.rules(),
+                        types=self._registry.names(),
+                        values=self._registry.value_rules(),
+                    )
+                    await self._register_schedules()
                     await self._store.register(self._options.info, lease=self._lease)
             except StoreUnavailable as error:
                 failures += 1
@@ -461,11 +490,23 @@ class Worker:
             else:
                 return
 
+    async def _register_schedules(self) -> None:
+        owner, schedules = self._options.owner, self._options.schedules
+        if not (owner or schedules):
+            return
+        changes = await self._store.register_schedules(owner, schedules)
+        for what, names in changes._asdict().items():
+            if names:
+                emit(f"schedule.{what}", owner=owner, schedules=", ".join(names))
+
     def _heartbeat(self) -> Heartbeat:
         loop = asyncio.get_running_loop()
 
         def lost(tokens: list[UUID]) -> None:
             loop.call_soon_threadsafe(self._claims_lost, tokens)
+
+        def ordered(order: WorkerOrder) -> None:
+            loop.call_soon_threadsafe(self._obey, order)
 
         return Heartbeat(
             store=self._store,
@@ -478,6 +519,7 @@ class Worker:
             running=lambda: self._filled()[0],
             breakers=lambda: {one.name: one.state for one in self._registry.reports()},
             lost=lost,
+            ordered=ordered,
             watch_loop=self._loop_watch.watch,
         )
 
@@ -490,7 +532,12 @@ class Worker:
             else:
                 loop.call_soon_threadsafe(self._fetchers.wake, lane, task_id)
 
-        async with self._store.listen(wake) as self._listening:
+        def ordered(worker_id: UUID) -> None:
+            heart = self._beating_heart
+            if worker_id == self._options.info.id and heart is not None:
+                heart.beat_now()  # whose answer says what was ordered
+
+        async with self._store.listen(wake, ordered=ordered) as self._listening:
             await self._fetchers.run(stop)
 
     async def _until_stop(self, until_idle: bool) -> None:

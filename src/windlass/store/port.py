@@ -16,6 +16,16 @@ from windlass.model.dead import (
     Replay,
     Replayed,
 )
+from windlass.model.rule import LaneRule, RuleRecord, RuleScope, ValueRecord, ValueRule
+from windlass.model.schedule import (
+    DueSchedule,
+    Schedule,
+    ScheduleChanges,
+    ScheduleRecord,
+    SlotDecision,
+    SlotRecord,
+)
+from windlass.model.situation import Situation
 from windlass.model.task import (
     Answer,
     Buried,
@@ -44,6 +54,7 @@ from windlass.model.task import (
     TypeDefaults,
     TypeRecord,
     WorkerInfo,
+    WorkerOrder,
     WorkerRecord,
 )
 
@@ -197,7 +208,10 @@ class ClaimStore(Protocol):
 
         Lanes (queue, type, priority, kind) are taken in order of their head's ready time less
         the ageing step for each point of priority, each lane in the order in which its tasks
-        became ready. Paused queues are left out. One that should have begun by now, and of which no
+        became ready. Paused queues and types are left out. Where a queue or a type has a limit, no more
+        are granted than it lets through; of a limit of concurrency no more than `at_most`, or a quarter of
+        what it has left. What a claim holds of a limit comes
+        back with the settlement or the rescue of each task. One that should have begun by now, and of which no
         attempt was made, is granted with that as the reason of its cancellation. With `alone`, only tasks recovered twice: one,
         or while there are more than a hundred, a batch halved with each recovery. With `lane`, a
         store may leave out all others, and with `task_id` all other tasks, and what it would say of
@@ -255,7 +269,8 @@ class PulseStore(Protocol):
     async def pulse(self, pulse: Pulse) -> PulseAnswer:
         """Extend the claims that have not expired and note a sign of life, in one write.
 
-        A claim that somebody holds for longer than its patience is skipped: ask again soon.
+        A claim that somebody holds for longer than its patience is skipped: ask again soon. The answer
+        says what people ask of the worker.
         """
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
@@ -266,7 +281,7 @@ class PulseStore(Protocol):
 
 
 class OperateStore(Protocol):
-    """What people and applications may do to tasks and queues."""
+    """What people and applications may do to tasks, queues and workers."""
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         """End a waiting task at once; ask the worker of a claimed one; raise `TaskNotFound`."""
@@ -304,6 +319,60 @@ class OperateStore(Protocol):
     async def resume(self, queue: str) -> bool:
         """Grant tasks of this queue again; return whether it was paused."""
 
+    async def order_workers(
+        self, worker_ids: Sequence[UUID], order: WorkerOrder
+    ) -> frozenset[UUID]:
+        """Ask registered workers to do something, and return the ids of those that are known.
+
+        It holds until something else is asked, and goes with the worker. Whoever is to drain goes on to.
+        """
+
+
+class GateStore(Protocol):
+    """What anybody may do for tasks that wait at gates."""
+
+    async def open_gates(self, limit: int) -> int:
+        """Answer up to `limit` calls of gates: let through what they have room for; return how many.
+
+        Every claim does so first, for those of the last moments.
+        """
+
+
+class RuleStore(Protocol):
+    """Rules for all tasks of a queue or a type: what code declares, and what operators set instead."""
+
+    async def declare_rules(
+        self, rules: Sequence[LaneRule], *, types: Sequence[str], values: Sequence[ValueRule] = ()
+    ) -> None:
+        """Note what code says; of these types, those without a rule have none any more.
+
+        `values` hold for each value of the arguments that the limit of a type is by.
+        """
+
+    async def set_value_rule(self, rule: ValueRule) -> None:
+        """Let this stand for one value, or for each that has none of its own, instead of what code says."""
+
+    async def reset_value_rule(self, type: str, value: str | None) -> bool:  # noqa: A002 - as everywhere
+        """Take that back; return whether anything was set."""
+
+    async def value_rules(self, type: str | None = None) -> list[ValueRecord]:  # noqa: A002
+        """List such rules that are in force, by type and value, that for each value first."""
+
+    async def set_rule(self, rule: LaneRule) -> None:
+        """Let this stand instead of what code says."""
+
+    async def reset_rule(self, scope: RuleScope, name: str) -> bool:
+        """Let what code says stand again; return whether anything was set instead."""
+
+    async def rules(self) -> list[RuleRecord]:
+        """List the rules in force, by scope and name."""
+
+    async def pause_type(self, type: str) -> None:  # noqa: A002 - as everywhere
+        """Grant no more tasks of this type."""
+
+    async def resume_type(self, type: str) -> bool:  # noqa: A002
+        """Grant tasks of this type again; return whether it was paused."""
+
 
 class ReadStore(Protocol):
     """What people look at. Read only."""
@@ -325,10 +394,16 @@ class ReadStore(Protocol):
         """List every queue that has live tasks or is paused."""
 
     async def types(self) -> list[TypeRecord]:
-        """List registered types, and those whose retries are stopped."""
+        """List registered types, and those that are paused or whose retries are stopped."""
 
     async def workers(self) -> list[WorkerRecord]:
         """List registered workers."""
+
+    async def situation(self, task_id: UUID, *, ageing: timedelta) -> Situation:
+        """Return what a claim with this step of ageing would ask about a task, or raise `TaskNotFound`.
+
+        It is read at one moment, and reads a bounded number of tasks, however many there are.
+        """
 
     async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
         """Whether a task of these is ready or claimed; paused and scheduled ones do not count."""
@@ -476,6 +551,66 @@ class ChoreStore(Protocol):
         """
 
 
+class ScheduleStore(Protocol):
+    """What applications and people do with schedules."""
+
+    async def register_schedules(
+        self, owner: str, schedules: Sequence[Schedule]
+    ) -> ScheduleChanges:
+        """Make these the schedules of an application, and retire the others of it.
+
+        A name that another application has registered is taken over. A schedule begins with its registration, and
+        its slots begin anew when their timing changes; a pause stays. A slot that was due and not decided on is
+        recorded as skipped. An owner without a name retires nothing.
+        """
+
+    async def schedules(self) -> list[ScheduleRecord]:
+        """List all schedules that are not retired, by name."""
+
+    async def slots(self, name: str, limit: int) -> list[SlotRecord]:
+        """Return what became of the last slots of a schedule, the latest first."""
+
+    async def pause_schedule(self, name: str) -> bool:
+        """Fire no more slots; return whether it was not paused; raise `ScheduleNotFound`."""
+
+    async def resume_schedule(self, name: str) -> bool:
+        """Fire slots from now on; return whether it was paused; raise `ScheduleNotFound`.
+
+        Those of the time between are recorded as skipped.
+        """
+
+    async def run_schedule(self, name: str, task_id: UUID) -> None:
+        """Enqueue the task of a schedule now, also if it is paused; raise `ScheduleNotFound`.
+
+        It is recorded beside the slots. The same call, repeated, enqueues no other task.
+        """
+
+
+class FireStore(Protocol):
+    """What the leader does for schedules."""
+
+    async def due_schedules(self, limit: int) -> list[DueSchedule]:
+        """Return up to `limit` schedules that want a decision, the longest due first.
+
+        Those whose next slot has come, and those that were decided on ahead of a clock that was set back.
+        """
+
+    async def decide_slots(
+        self, decision: SlotDecision, *, leadership: Leadership | None = None
+    ) -> list[UUID] | None:
+        """Write what became of slots, with the tasks that they enqueue; return which were.
+
+        None if the schedule was changed or decided on since it was read: nothing is written. A slot that was
+        decided on before stays as it is, and enqueues nothing.
+        """
+
+    async def prune_slots(self, *, most: int, leadership: Leadership) -> int:
+        """Forget what became of slots above so many for a schedule, or out of time; return how many.
+
+        The last few are kept for as long as their schedule, and one that is retired as long as an ended task.
+        """
+
+
 class BreakerStore(Protocol):
     """What workers need that share what they find out about a dependency.
 
@@ -544,8 +679,13 @@ class Wake(Protocol):
 class WakeStore(Protocol):
     """How a fetcher hears of new work before it polls."""
 
-    def listen(self, wake: Wake) -> AbstractAsyncContextManager[Listening]:
-        """Call `wake` whenever there may be work, until the context is left."""
+    def listen(
+        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+    ) -> AbstractAsyncContextManager[Listening]:
+        """Call `wake` whenever there may be work, until the context is left.
+
+        And `ordered`, from any thread, with the id of each worker of whom somebody asks something.
+        """
 
 
 class Store(
@@ -555,10 +695,14 @@ class Store(
     CompleteStore,
     PulseStore,
     OperateStore,
+    RuleStore,
+    GateStore,
     ReadStore,
     DeadStore,
     LeadStore,
     ChoreStore,
+    ScheduleStore,
+    FireStore,
     BreakerStore,
     CheckStore,
     ClockStore,

@@ -14,6 +14,7 @@ _MEANING = {
     "no task": "in a place although there is no such task",
     "no lane": "ready in a lane that is not listed, so that nobody will find it",
     "not held": "reported as running and held by no claim",
+    "gate": "let through a gate that has another count of those, so that its limit may not hold",
     "ended": "live although it has ended, so that it may run once more",
 }
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import islice
-from typing import Any
 from uuid import UUID, uuid4
 
 from windlass.model.task import (
@@ -16,37 +15,49 @@ from windlass.model.task import (
     Started,
     TaskState,
 )
+from windlass.store.memory.ruling import Allowance, RuledTables
 from windlass.store.memory.state import ClaimEntry, LaneKey, TaskEntry, after, claimed_task
-from windlass.store.memory.tables import MemoryTables, transaction
+from windlass.store.memory.tables import transaction
 
 
-class ClaimVerbs(MemoryTables):
+class ClaimVerbs(RuledTables):
     """Leases on ready tasks."""
 
     @transaction
     async def claim(self, request: ClaimRequest) -> ClaimAnswer:
-
-        def rank(lane: LaneKey) -> tuple[Any, ...]:
-            head = next(iter(self._ready[lane].values()))
-            aged = head.scheduled_for - lane.priority * request.ageing
-            return aged, -lane.priority, lane.queue, lane.type, -lane.kind
-
         now = self._clock()
-        lanes = sorted(self._lanes(request.types, request.queues), key=rank)
+        self._answer_calls(now)
+        lanes = self._ranked(
+            list(self._lanes(request.types, request.queues, request.other_than)), request.ageing
+        )
         suspects = [lane for lane in lanes if lane.kind is LaneKind.ALONE]
         limit = self._alone_limit(suspects, request.limit) if request.alone else request.limit
         chosen: list[TaskEntry] = []
+        allowance = Allowance(request.at_most)
         for lane in lanes:
-            if (lane.kind is LaneKind.ALONE) is request.alone:
-                chosen.extend(islice(self._ready[lane].values(), limit - len(chosen)))
+            self._room(lane, allowance, now)
+        for lane in lanes:
+            if (lane.kind is LaneKind.ALONE) is not request.alone or len(chosen) >= limit:
+                continue
+            room = self._room(lane, allowance, now)
+            most = limit - len(chosen) if room is None else min(room, limit - len(chosen))
+            taken = list(islice(self._ready[lane].values(), most))
+            for rule in self._limits(lane):
+                allowance.take(rule, len(taken))
+            chosen.extend(taken)
+        self._buckets |= {key: allowance.buckets[key][1] for key in allowance.spent}
         return ClaimAnswer(
             claim=self._grant(chosen, request, now) if chosen else None,
             alone_waiting=bool(suspects) and not request.alone,
             due_in=self._due_in(now),
+            more_in=allowance.more_in,
+            is_capped=allowance.is_capped,
         )
 
     def _due_in(self, now: datetime) -> float | None:
-        waits = [(task.scheduled_for - now).total_seconds() for task in self._scheduled.values()]
+        times = [task.scheduled_for for task in self._scheduled.values()]
+        times += [call.due for call in self._gates.calls]
+        waits = [(time - now).total_seconds() for time in times]
         return min((wait for wait in waits if wait > -2), default=None)
 
     def _alone_limit(self, suspects: list[LaneKey], limit: int) -> int:
@@ -67,7 +78,18 @@ class ClaimVerbs(MemoryTables):
             task.worker_id = request.worker_id
             task.claimed_at = now
         held = {task.asked.id: task.generation for task in tasks}
-        self._claims[token] = ClaimEntry(fence, request.worker_id, now + request.lease, held)
+        self._claims[token] = ClaimEntry(
+            fence,
+            request.worker_id,
+            now + request.lease,
+            held,
+            {
+                task.asked.id: tuple(
+                    rule.key for rule in self._limits(task.lane) if rule.concurrency is not None
+                )
+                for task in tasks
+            },
+        )
         kinds = {(task.asked.type, task.asked.queue) for task in tasks}
         kind = kinds.pop() if len(kinds) == 1 else None
         claimed = tuple(claimed_task(task, now) for task in tasks)

@@ -94,6 +94,7 @@ class DeadVerbs(LeadVerbs):
             idempotency_key=None,
         )
         now = self._clock()
+        self._gates.hand_over(task, new.id)
         self._add(new, now)
         depth = self._depth(replay.ancestor) + 1
         self._lineage[replay.id] = Lineage(replay.ancestor, task.generation, depth, now)

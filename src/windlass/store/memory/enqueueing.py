@@ -1,14 +1,34 @@
 """Enqueue in memory."""
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any, Never
 from uuid import UUID
 
 from windlass.model.errors import ConfigurationError, IdempotencyConflict, LeaseLost
-from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults
-from windlass.store.memory.state import comparable
+from windlass.model.task import Enqueued, Fence, NewTask, TypeDefaults, Window, WindowKind
+from windlass.store.memory.gating import gates_of
+from windlass.store.memory.state import TaskEntry, WindowEntry, WindowKey, comparable, window_key
 from windlass.store.memory.tables import MemoryTables, transaction
 from windlass.store.port import Guest
+
+
+class _Windows:
+    """What a call has to do with windows, before any of it is done."""
+
+    def __init__(self) -> None:
+        self.named: dict[WindowKey, UUID] = {}
+        self.opened: dict[WindowKey, WindowEntry] = {}
+        self.left_alone: set[WindowKey] = set()  # as this call was carried out before
+        self.last: dict[UUID, NewTask] = {}  # whose payload and time a debounced task is to have
+
+
+def _as_last(task: NewTask, last: NewTask) -> NewTask:
+    """A task as the last call of its debounce wants it; of others that is the task itself."""
+    window = last.window
+    if window is None or window.kind is not WindowKind.DEBOUNCE:
+        return task
+    return task._replace(payload=last.payload, delay=window.seconds)
 
 
 class EnqueueVerbs(MemoryTables):
@@ -39,10 +59,14 @@ class EnqueueVerbs(MemoryTables):
         # Decide on all before adding any: a conflict in the last must leave no trace.
         new: dict[UUID, NewTask] = {}
         keys: dict[tuple[str, str], UUID] = {}
+        now = self._clock()
+        windows = _Windows()
         answers = []
         for index, task in enumerate(tasks):
             first = task.id
             known = repeated and task.id in self._tasks
+            if task.window is not None:
+                first = self._named(task, task.window, windows, now, is_known=known)
             if not known and task.idempotency_key is not None:
                 key = (task.type, task.idempotency_key)
                 first = keys.setdefault(key, self._keys.get(key, task.id))
@@ -51,10 +75,44 @@ class EnqueueVerbs(MemoryTables):
                 new[task.id] = task
             answers.append(Enqueued(first, created=first == task.id))
         self._keys.update(keys)
-        now = self._clock()
+        self._windows.update(windows.opened)
         for task in new.values():
-            self._add(task, now)
+            self._add(_as_last(task, windows.last.pop(task.id, task)), now)
+        for task_id, last in windows.last.items():
+            self._replace(self._tasks[task_id], last, now)
         return answers
+
+    def _named(
+        self, task: NewTask, window: Window, windows: "_Windows", now: datetime, *, is_known: bool
+    ) -> UUID:
+        """Return the task that the window of a call names: one of before, or this one."""
+        key = window_key(task, window)
+        if key not in windows.named:
+            windows.named[key] = task.id
+            if is_known:
+                windows.left_alone.add(key)
+                return task.id
+            entry, until = self._windows.get(key), now + timedelta(seconds=window.seconds)
+            if window.kind is WindowKind.DEBOUNCE:
+                if entry is not None and self._still_waits(entry.task_id):
+                    windows.named[key] = entry.task_id
+                windows.opened[key] = WindowEntry(windows.named[key], until)
+            elif entry is not None and entry.until > now:
+                windows.named[key] = entry.task_id
+            else:
+                windows.opened[key] = WindowEntry(task.id, until)
+        named = windows.named[key]
+        if window.kind is WindowKind.DEBOUNCE and key not in windows.left_alone:
+            windows.last[named] = task
+        return named
+
+    def _replace(self, task: TaskEntry, last: NewTask, now: datetime) -> None:
+        """Give a task that waits the payload of another call, and its time."""
+        del self._scheduled[task.asked.id]
+        task.asked = _as_last(task.asked, last)
+        task.gates = gates_of(task.asked)
+        task.scheduled_for = now + timedelta(seconds=task.asked.delay)
+        self._place(task, now)
 
     def _check_same_payload(
         self, index: int, task: NewTask, first: UUID, new: dict[UUID, NewTask]

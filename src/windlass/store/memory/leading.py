@@ -16,9 +16,12 @@ from windlass.model.task import (
     Rescued,
     Retained,
     TaskState,
+    WindowKind,
 )
-from windlass.store.memory.state import LaneKey, TaskEntry, WorkerEntry
+from windlass.store.memory.state import LaneKey, TaskEntry, WindowEntry, WindowKey, WorkerEntry
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
+
+_WAITING = frozenset({TaskState.SCHEDULED, TaskState.BLOCKED, TaskState.PENDING})
 
 
 class LeadVerbs(MemoryTables):
@@ -61,7 +64,7 @@ class LeadVerbs(MemoryTables):
         return self._clock()
 
     async def due(self) -> Due:
-        return Due(self._clock())
+        return Due(self._clock(), schedule_in=self._schedule_in(), gates=bool(self._gates.calls))
 
     def _assert_leader(self, leadership: Leadership) -> None:
         if self._leader != leadership or self._term_ends_at <= self._clock():
@@ -86,6 +89,10 @@ class LeadVerbs(MemoryTables):
         for _, task_id in due:
             self._place(self._scheduled.pop(task_id), now)
         return len(due)
+
+    @transaction
+    async def open_gates(self, limit: int) -> int:
+        return self._answer_calls(self._clock(), limit)
 
     @transaction
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
@@ -147,7 +154,7 @@ class LeadVerbs(MemoryTables):
         late = sorted(
             (task.expires_at, task_id)
             for task_id, task in self._tasks.items()
-            if task.status in (TaskState.PENDING, TaskState.SCHEDULED) and task.is_late(now)
+            if task.status in _WAITING and task.is_late(now)
         )[:limit]
         for task in [self._tasks[task_id] for _, task_id in late]:
             self._take_waiting(task)
@@ -192,7 +199,7 @@ class LeadVerbs(MemoryTables):
         return [
             lane
             for lane in self._ready
-            if lane.type not in known and lane.queue not in self._paused
+            if lane.type not in known | set(self._paused_types) and lane.queue not in self._paused
         ]
 
     @transaction
@@ -228,7 +235,15 @@ class LeadVerbs(MemoryTables):
     @transaction
     async def tidy(self, *, leadership: Leadership) -> int:
         self._assert_leader(leadership)
-        return 0
+        now = self._clock()
+        past = [key for key, entry in self._windows.items() if self._is_past(key, entry, now)]
+        for key in past:
+            del self._windows[key]
+        return len(past)
+
+    def _is_past(self, key: WindowKey, entry: WindowEntry, now: datetime) -> bool:
+        is_kept = key[1] is WindowKind.DEBOUNCE and self._still_waits(entry.task_id)
+        return entry.until <= now and not is_kept
 
     @transaction
     async def prepare_history(self, *, leadership: Leadership) -> int:

@@ -1,11 +1,13 @@
 """Operate in memory: cancel, change, retry, pause."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from typing import assert_never
 from uuid import UUID
 
 from windlass.model.errors import WrongState
-from windlass.model.task import ENDS, Buried, CancelAnswer, Change, LaneKind, TaskState
+from windlass.model.task import ENDS, Buried, CancelAnswer, Change, LaneKind, TaskState, WorkerOrder
 from windlass.store.memory.state import TaskEntry
 from windlass.store.memory.tables import MemoryTables, transaction
 
@@ -37,7 +39,8 @@ class OperateVerbs(MemoryTables):
     @transaction
     async def change(self, task_id: UUID, change: Change) -> None:
         task = self._known(task_id)
-        if not self._take_waiting(task):
+        is_in_line = task.status is TaskState.BLOCKED
+        if not is_in_line and not self._take_waiting(task):
             raise WrongState(f"task {task_id} is {task.status}: only a waiting one can be changed")
         now = self._clock()
         if change.priority is not None:
@@ -50,7 +53,12 @@ class OperateVerbs(MemoryTables):
             task.scheduled_for = now + timedelta(seconds=change.delay)
         if task.kind is LaneKind.RETURNED:
             task.kind = LaneKind.NORMAL
+        if is_in_line and self._gates.next_for(task, now) is not None:
+            return  # where it is
+        if is_in_line:
+            self._take_waiting(task)
         self._place(task, now)
+        self._leave_now([task], now)
 
     @transaction
     async def retry(self, task_id: UUID) -> None:
@@ -65,6 +73,7 @@ class OperateVerbs(MemoryTables):
         task.attempts = task.recoveries = 0
         task.scheduled_for = now
         task.settled_by = task.completed_at = task.result = None
+        self._gates.recall(task)
         self._give_back(task, LaneKind.NORMAL, now)
 
     @transaction
@@ -98,11 +107,31 @@ class OperateVerbs(MemoryTables):
 
     @transaction
     async def pause(self, queue: str) -> None:
-        self._paused.add(queue)
+        self._paused.setdefault(queue, self._clock())
 
     @transaction
     async def resume(self, queue: str) -> bool:
-        was_paused = queue in self._paused
-        self._paused.discard(queue)
         self._has_news = True
-        return was_paused
+        return self._paused.pop(queue, None) is not None
+
+    @transaction
+    async def order_workers(
+        self, worker_ids: Sequence[UUID], order: WorkerOrder
+    ) -> frozenset[UUID]:
+        now = self._clock()
+        known = frozenset(one for one in worker_ids if one in self._workers)
+        for worker_id in known:
+            worker = self._workers[worker_id]
+            record = worker.record
+            match order:
+                case WorkerOrder.PAUSE:
+                    record = replace(record, paused_at=record.paused_at or now)
+                case WorkerOrder.RESUME:
+                    record = replace(record, paused_at=None)
+                case WorkerOrder.DRAIN:
+                    record = replace(record, drained_at=record.drained_at or now)
+                case _:
+                    assert_never(order)
+            self._workers[worker_id] = worker._replace(record=record)
+        self._ordered += known
+        return known

@@ -20,7 +20,7 @@ from windlass.model.task import (
     TypeRecord,
     WorkerRecord,
 )
-from windlass.store.memory.state import failed_with, matches, task_record
+from windlass.store.memory.state import failed_with, matches
 from windlass.store.memory.tables import MemoryTables, transaction
 
 
@@ -29,7 +29,7 @@ class ReadVerbs(MemoryTables):
 
     @transaction
     async def get(self, task_id: UUID) -> TaskRecord:
-        return task_record(self._known(task_id), self._lineage.get(task_id))
+        return self._record(self._known(task_id))
 
     @transaction
     async def ended(self, task_ids: Sequence[UUID]) -> tuple[list[Ended], list[UUID]]:
@@ -47,21 +47,21 @@ class ReadVerbs(MemoryTables):
         found = sorted(
             task_id
             for task_id, task in self._tasks.items()
-            if matches(task, wanted) and (before is None or task_id < before)
+            if (before is None or task_id < before) and matches(task, self._seen(task), wanted)
         )
         page = found[: -wanted.limit - 1 : -1]
         rest = page[-1].hex if len(page) < len(found) else None
-        records = [task_record(self._tasks[each], self._lineage.get(each)) for each in page]
-        return TaskPage(records, rest)
+        return TaskPage([self._record(self._tasks[each]) for each in page], rest)
 
     @transaction
     async def queues(self) -> list[QueueRecord]:
         counts: dict[str, Counter[TaskState]] = {name: Counter() for name in self._paused}
         oldest: dict[str, datetime] = {}
         for task in self._tasks.values():
-            if task.status not in ENDS:
-                counts.setdefault(task.queue, Counter())[task.status] += 1
-            if task.status is TaskState.PENDING:
+            status = self._seen(task)
+            if status not in ENDS:
+                counts.setdefault(task.queue, Counter())[status] += 1
+            if status is TaskState.PENDING:
                 since = oldest.get(task.queue, task.scheduled_for)
                 oldest[task.queue] = min(since, task.scheduled_for)
         return [
@@ -71,12 +71,14 @@ class ReadVerbs(MemoryTables):
 
     @transaction
     async def types(self) -> list[TypeRecord]:
-        return [self._type_record(name) for name in sorted({*self._types, *self._stopped})]
+        names = {*self._types, *self._stopped, *self._paused_types}
+        return [self._type_record(name) for name in sorted(names)]
 
     def _type_record(self, name: str) -> TypeRecord:
         known = self._types.get(name) or TypeDefaults(name)
         stopped_at, reason = self._stopped.get(name, (None, None))
-        registered_at = self._registered.get(name, stopped_at or self._clock())
+        paused_at = self._paused_types.get(name)
+        registered_at = self._registered.get(name, stopped_at or paused_at or self._clock())
         return TypeRecord(
             name,
             known.queue,
@@ -85,6 +87,7 @@ class ReadVerbs(MemoryTables):
             registered_at,
             stopped_at,
             reason,
+            paused_at,
         )
 
     @transaction
@@ -99,9 +102,17 @@ class ReadVerbs(MemoryTables):
     @transaction
     async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
         claimed = (self._tasks[each] for claim in self._claims.values() for each in claim.held)
-        return any(self._lanes(types, queues)) or any(
-            task.asked.type in types and (queues is None or task.queue in queues)
-            for task in claimed
+        return (
+            any(self._lanes(types, queues))
+            or any(
+                task.asked.type in types and (queues is None or task.queue in queues)
+                for task in claimed
+            )
+            or any(
+                self._is_granted(task.lane, types, queues)
+                and self._seen(task) is not TaskState.SCHEDULED
+                for task in self._gates.looked_at()
+            )
         )
 
 

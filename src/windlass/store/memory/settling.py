@@ -16,11 +16,13 @@ from windlass.model.task import (
     Settlement,
     TaskState,
     WorkerInfo,
+    WorkerOrder,
 )
 from windlass.store.memory.state import TaskEntry, WorkerEntry, after, worker_record
 from windlass.store.memory.tables import DEAD, MemoryTables, transaction
 
 _COMES_BACK = frozenset({Outcome.RETRIED, Outcome.SNOOZED, Outcome.RELEASED})
+_APPLIED = frozenset({Answer.APPLIED, Answer.GIVEN_UP})
 _USES_AN_ATTEMPT = frozenset({Outcome.COMPLETED, Outcome.FAILED, Outcome.DEAD, Outcome.RETRIED})
 
 
@@ -33,6 +35,8 @@ class SettleVerbs(MemoryTables):
         # By id: what comes back in one call does so oldest first.
         order = sorted(range(len(settlements)), key=lambda place: settlements[place].task_id)
         answers = {place: self._settle(settlements[place], now) for place in order}
+        settled = [settlements[place].task_id for place in order if answers[place] in _APPLIED]
+        self._leave_now([self._tasks[task_id] for task_id in settled], now)
         return [answers[place] for place in range(len(settlements))]
 
     async def held(self, settlements: Sequence[Settlement]) -> list[bool]:
@@ -88,6 +92,8 @@ class SettleVerbs(MemoryTables):
     def _let_go(self, fence: Fence) -> None:
         claim = self._claims[fence.token]
         del claim.held[fence.task_id]
+        if claim.limits.pop(fence.task_id, None):
+            self._has_news = True  # whoever was turned away sleeps
         if not claim.held:
             del self._claims[fence.token]
 
@@ -117,7 +123,8 @@ class SettleVerbs(MemoryTables):
                 breakers=dict(pulse.breakers or {}),
             )
             self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
-        return PulseAnswer(kept, registered=known is not None)
+        order = WorkerOrder.RESUME if known is None else _asked_of(known)
+        return PulseAnswer(kept, registered=known is not None, order=order)
 
     @transaction
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
@@ -128,3 +135,9 @@ class SettleVerbs(MemoryTables):
     @transaction
     async def deregister(self, worker_id: UUID) -> None:
         self._workers.pop(worker_id, None)
+
+
+def _asked_of(worker: WorkerEntry) -> WorkerOrder:
+    if worker.record.drained_at is not None:
+        return WorkerOrder.DRAIN
+    return WorkerOrder.RESUME if worker.record.paused_at is None else WorkerOrder.PAUSE

@@ -9,6 +9,8 @@ from uuid import UUID, uuid4
 
 from windlass.model.cancellation import cancelled_by
 from windlass.model.limits import EXPIRED
+from windlass.model.rule import RuleScope
+from windlass.model.schedule import Schedule, SlotRecord, SlotState
 from windlass.model.task import (
     ENDS,
     Callback,
@@ -19,9 +21,14 @@ from windlass.model.task import (
     TaskFilter,
     TaskRecord,
     TaskState,
+    Window,
+    WindowKind,
     WorkerInfo,
     WorkerRecord,
 )
+
+RuleKey = tuple[RuleScope, str]
+WindowKey = tuple[str, WindowKind, object]  # type, and what has to be equal
 
 
 class LaneKey(NamedTuple):
@@ -33,6 +40,18 @@ class LaneKey(NamedTuple):
     kind: LaneKind
 
 
+class GateKey(NamedTuple):
+    """What a gate is for: an ordering key, or a value of what the limit of a type is by."""
+
+    type: str | None  # None: it is an ordering key
+    value: str
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is an ordering key, of all types."""
+        return self.type is None
+
+
 @dataclass(slots=True)
 class TaskEntry:
     """One task, wherever it is."""
@@ -42,7 +61,8 @@ class TaskEntry:
     priority: int
     created_at: datetime
     scheduled_for: datetime  # while it is ready: since when
-    status: TaskState = TaskState.PENDING
+    gates: tuple[GateKey, ...] = ()  # to pass, in this order
+    status: TaskState = TaskState.PENDING  # `BLOCKED` while it waits at a gate
     kind: LaneKind = LaneKind.NORMAL
     attempts: int = 0
     recoveries: int = 0
@@ -78,6 +98,7 @@ class ClaimEntry:
     worker_id: UUID
     expires_at: datetime
     held: dict[UUID, int]  # task id → the generation that was claimed
+    limits: dict[UUID, tuple[RuleKey, ...]] = field(default_factory=dict)  # what each counts for
 
 
 class Lineage(NamedTuple):
@@ -87,6 +108,13 @@ class Lineage(NamedTuple):
     generation: int  # of the ancestor
     depth: int
     replayed_at: datetime
+
+
+class WindowEntry(NamedTuple):
+    """The task that a window names; that of a debounce is over when it waits no longer."""
+
+    task_id: UUID
+    until: datetime
 
 
 class WorkerEntry(NamedTuple):
@@ -135,6 +163,29 @@ def comparable(payload: str) -> object:
     return tagged(json.loads(payload, parse_float=Decimal))
 
 
+def window_key(task: NewTask, window: Window) -> WindowKey:
+    """What has to be equal for two calls to be of one window."""
+    kind, _, key = window
+    by_payload = kind is WindowKind.UNIQUE and key is None
+    # As a text, which can be looked for; told apart from any key.
+    return task.type, kind, (_canonical(comparable(task.payload)),) if by_payload else key
+
+
+def _canonical(value: object) -> str:
+    """The same text for values that are equal."""
+    match value:
+        case dict():
+            members = (f"{key!r}: {_canonical(each)}" for key, each in sorted(value.items()))
+            return "{" + ", ".join(members) + "}"
+        case list():
+            return "[" + ", ".join(map(_canonical, value)) + "]"
+        case int() | Decimal():
+            digits = f"{Decimal(value):f}" if value else "0"
+            return digits.rstrip("0").rstrip(".") if "." in digits else digits
+        case _:
+            return repr(value)
+
+
 def claimed_task(task: TaskEntry, now: datetime) -> ClaimedTask:
     """The task as its worker gets it."""
     return ClaimedTask(
@@ -151,8 +202,10 @@ def claimed_task(task: TaskEntry, now: datetime) -> ClaimedTask:
     )
 
 
-def task_record(task: TaskEntry, lineage: Lineage | None = None) -> TaskRecord:
-    """The task as people see it."""
+def task_record(
+    task: TaskEntry, lineage: Lineage | None = None, status: TaskState | None = None
+) -> TaskRecord:
+    """The task as people see it, who may see another state."""
     last_failure = task.errors[-1] if task.errors else {}
     failed_at = datetime.fromisoformat(last_failure["ended_at"]) if last_failure else None
     has_ended = task.status in ENDS
@@ -162,7 +215,7 @@ def task_record(task: TaskEntry, lineage: Lineage | None = None) -> TaskRecord:
         type=task.asked.type,
         queue=task.queue,
         payload=json.loads(task.asked.payload),
-        status=task.status,
+        status=status or task.status,
         priority=task.priority,
         created_at=task.created_at,
         scheduled_for=task.scheduled_for,
@@ -220,10 +273,10 @@ def failed_with(task: TaskEntry) -> str | None:
     return error_class
 
 
-def matches(task: TaskEntry, wanted: TaskFilter) -> bool:
-    """Whether a task is among those to list."""
+def matches(task: TaskEntry, status: TaskState, wanted: TaskFilter) -> bool:
+    """Whether a task that people see in a state is among those to list."""
     return (
-        (not wanted.statuses or task.status in wanted.statuses)
+        (not wanted.statuses or status in wanted.statuses)
         and wanted.type in (None, task.asked.type)
         and wanted.queue in (None, task.queue)
         and (wanted.tag is None or wanted.tag in task.asked.tags)
@@ -248,3 +301,51 @@ def worker_record(worker: WorkerInfo, now: datetime) -> WorkerRecord:
         idle=False,
         leader=False,
     )
+
+
+@dataclass(slots=True)
+class ScheduleEntry:
+    """A schedule, and what became of its slots."""
+
+    schedule: Schedule
+    owner: str
+    registered_at: datetime
+    decided_until: datetime
+    next_at: datetime | None = None  # None: not known yet, or never
+    is_planned: bool = False  # whether `next_at` is known
+    revision: int = 1
+    paused_at: datetime | None = None
+    resumed_at: datetime | None = None
+    retired_at: datetime | None = None
+    slots: dict[tuple[datetime, bool], SlotRecord] = field(default_factory=dict)  # and on request
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no slot is fired."""
+        return self.paused_at is not None and self.resumed_at is None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether slots are decided on."""
+        return self.retired_at is None and not self.is_paused
+
+    def look_at(self, now: datetime) -> datetime:
+        """When it wants a decision."""
+        if not self.is_planned or self.decided_until > now:
+            return now
+        return self.next_at or datetime.max.replace(tzinfo=UTC)
+
+    def renew(self, now: datetime, reason: str | None = None) -> None:
+        """Begin anew with the slots from now on; what was due until now is skipped for this reason."""
+        was_due = self.is_planned and self.next_at is not None and self.next_at <= now
+        if reason is not None and was_due and self.next_at is not None and self.is_active:
+            record = SlotRecord(
+                slot_at=self.next_at, state=SlotState.SKIPPED, decided_at=now, reason=reason
+            )
+            self.slots.setdefault((self.next_at, False), record)
+        self.decided_until = now
+        self.is_planned, self.next_at = False, None
+        if self.resumed_at is not None:
+            self.paused_at = self.resumed_at = None
+        elif self.paused_at is not None:
+            self.paused_at = now

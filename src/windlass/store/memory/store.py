@@ -1,15 +1,19 @@
 """The store inside this process: the executable specification that every other adapter follows."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from uuid import UUID
 
 from windlass.store.memory.breaking import BreakerVerbs
 from windlass.store.memory.claiming import ClaimVerbs
 from windlass.store.memory.completing import CompleteVerbs
 from windlass.store.memory.dead import DeadVerbs
 from windlass.store.memory.enqueueing import EnqueueVerbs
+from windlass.store.memory.explaining import ExplainVerbs
 from windlass.store.memory.operating import OperateVerbs
 from windlass.store.memory.reading import ReadVerbs
+from windlass.store.memory.ruling import RuleVerbs
+from windlass.store.memory.scheduling import ScheduleVerbs
 from windlass.store.memory.settling import SettleVerbs
 from windlass.store.port import Wake
 
@@ -27,8 +31,11 @@ class MemoryStore(
     CompleteVerbs,
     OperateVerbs,
     ReadVerbs,
+    ExplainVerbs,
     DeadVerbs,
+    ScheduleVerbs,
     BreakerVerbs,
+    RuleVerbs,
 ):
     """All verbs on plain dictionaries; may be used from several threads and event loops."""
 
@@ -45,9 +52,11 @@ class MemoryStore(
     async def check(self) -> None:
         """Do nothing: it is always there."""
 
-    def listen(self, wake: Wake) -> AbstractAsyncContextManager[NoTrouble]:
-        """Call `wake`, from any thread, whenever there may be work."""
-        return self._listening(wake)
+    def listen(
+        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+    ) -> AbstractAsyncContextManager[NoTrouble]:
+        """Call `wake`, from any thread, whenever there may be work, and `ordered` of whom something is asked."""
+        return self._listening(wake, ordered or _ignore)
 
     def wake(self) -> None:
         """Wake whoever listens: time has passed."""
@@ -57,11 +66,19 @@ class MemoryStore(
             wake()
 
     @asynccontextmanager
-    async def _listening(self, wake: Wake) -> AsyncIterator[NoTrouble]:
+    async def _listening(
+        self, wake: Wake, ordered: Callable[[UUID], None]
+    ) -> AsyncIterator[NoTrouble]:
         with self._lock:
             self._listeners.append(wake)
+            self._order_listeners.append(ordered)
         try:
             yield NoTrouble()
         finally:
             with self._lock:
                 self._listeners.remove(wake)
+                self._order_listeners.remove(ordered)
+
+
+def _ignore(_: UUID) -> None:
+    pass

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID
 
 from windlass.model.errors import TaskNotFound
+from windlass.model.rule import LaneRule
 from windlass.model.task import (
     RECOVERIES_BEFORE_ALONE,
     Fence,
@@ -16,17 +17,26 @@ from windlass.model.task import (
     Leadership,
     NewTask,
     Retention,
+    TaskRecord,
     TaskState,
     TypeDefaults,
 )
+from windlass.policy.limit import Bucket
+from windlass.store.memory.gating import Gates, gates_of
 from windlass.store.memory.state import (
     BreakerEntry,
     ClaimEntry,
+    GateKey,
     LaneKey,
     Lineage,
+    RuleKey,
+    ScheduleEntry,
     TaskEntry,
+    WindowEntry,
+    WindowKey,
     WorkerEntry,
     called_back,
+    task_record,
     tried_since,
 )
 
@@ -46,9 +56,13 @@ def transaction(verb: _Verb[_S, _P, _R]) -> _Verb[_S, _P, _R]:
     async def locked(store: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with store._lock:  # noqa: SLF001 - this is the store's own lock
             answer = await verb(store, *args, **kwargs)
+            store._call_entered()  # noqa: SLF001
             listeners = store._take_listeners()  # noqa: SLF001 - and its own method
+            orders = store._take_orders()  # noqa: SLF001
         for wake in listeners:
             wake()
+        for tell, worker_id in orders:
+            tell(worker_id)
         return answer
 
     return locked
@@ -75,34 +89,94 @@ class MemoryTables:
             LaneKey, dict[UUID, TaskEntry]
         ] = {}  # each lane in order of becoming ready
         self._scheduled: dict[UUID, TaskEntry] = {}
+        self._gates = Gates(lambda task_id: self._tasks[task_id].status is TaskState.PENDING)
+        self._entered: dict[GateKey, datetime] = {}  # in this transaction
         self._claims: dict[UUID, ClaimEntry] = {}
         self._keys: dict[tuple[str, str], UUID] = {}
+        self._windows: dict[WindowKey, WindowEntry] = {}
         self._lineage: dict[UUID, Lineage] = {}  # of replays
-        self._paused: set[str] = set()
+        self._paused: dict[str, datetime] = {}
+        self._paused_types: dict[str, datetime] = {}
+        self._declared: dict[RuleKey, LaneRule] = {}
+        self._set_by_operator: dict[RuleKey, LaneRule] = {}
+        self._buckets: dict[RuleKey, Bucket] = {}
         self._types: dict[str, TypeDefaults] = {}
         self._registered: dict[str, datetime] = {}
         self._stopped: dict[str, tuple[datetime, str]] = {}  # types that are not retried, and why
         self._workers: dict[UUID, WorkerEntry] = {}
         self._breakers: dict[str, BreakerEntry] = {}
+        self._schedules: dict[str, ScheduleEntry] = {}
         self._leader: Leadership | None = None
         self._term = 0
         self._term_ends_at = datetime.min.replace(tzinfo=UTC)
         self._fences = count(1)
         self._listeners: list[Callable[[], None]] = []
         self._has_news = False
+        self._order_listeners: list[Callable[[UUID], None]] = []
+        self._ordered: list[UUID] = []  # workers of whom something was just asked
+
+    def _take_orders(self) -> list[tuple[Callable[[UUID], None], UUID]]:
+        ordered, self._ordered = self._ordered, []
+        return [(tell, worker_id) for worker_id in ordered for tell in self._order_listeners]
+
+    def _schedule_in(self) -> float | None:
+        now = self._clock()
+        waits = [
+            (entry.look_at(now) - now).total_seconds()
+            for entry in self._schedules.values()
+            if entry.is_active
+        ]
+        return min(waits, default=None)
 
     def _take_listeners(self) -> list[Callable[[], None]]:
         has_news, self._has_news = self._has_news, False
         return list(self._listeners) if has_news else []
 
     def _place(self, task: TaskEntry, now: datetime) -> None:
-        if task.scheduled_for > now:
+        gate = self._put(task, now)
+        if gate is not None:
+            self._entered[gate] = now
+
+    def _put(self, task: TaskEntry, now: datetime) -> GateKey | None:
+        """Put a task where it has to wait, and return the gate if it is one."""
+        gate = self._gates.next_for(task, now)
+        if gate is not None:
+            task.status = TaskState.BLOCKED
+            self._gates.enter(gate, task)
+        elif task.scheduled_for > now:
             task.status = TaskState.SCHEDULED
             self._scheduled[task.asked.id] = task
         else:
             task.status = TaskState.PENDING
             self._ready.setdefault(task.lane, {})[task.asked.id] = task
         self._has_news = True
+        return gate
+
+    def _answer_calls(self, now: datetime, limit: int | None = None) -> int:
+        """Open the gates that were called; return how many calls that were."""
+        calls = self._gates.take_calls(now, limit)
+        self._gates.open([(call.key, call.leaving) for call in calls], self._put, now)
+        return len(calls)
+
+    def _call_entered(self) -> None:
+        entered, self._entered = self._entered, {}
+        for gate, now in entered.items():
+            self._gates.call(gate, now)
+
+    def _leave(self, task: TaskEntry, gates: Iterable[GateKey], now: datetime) -> None:
+        """Have these gates looked at, for a task to leave them."""
+        for key in gates:
+            self._gates.call(key, now, task.asked.id)
+            self._has_news = True
+
+    def _leave_now(self, tasks: Iterable[TaskEntry], now: datetime) -> None:
+        """Let tasks leave the gates that they have nothing to do with any more, and others through."""
+        left: list[tuple[GateKey, UUID]] = []
+        for task in tasks:
+            if task.gates:
+                self._gates.recall(task)
+                left += [(key, task.asked.id) for key in self._gates.left_by(task)]
+        self._gates.open(left, self._put, now)
 
     def _take_ready(self, task: TaskEntry) -> None:
         lane = self._ready[task.lane]
@@ -111,9 +185,19 @@ class MemoryTables:
             del self._ready[task.lane]
 
     def _take_waiting(self, task: TaskEntry) -> bool:
-        if task.status is TaskState.PENDING:
-            self._take_ready(task)
-        return task.status is TaskState.PENDING or bool(self._scheduled.pop(task.asked.id, None))
+        match task.status:
+            case TaskState.PENDING:
+                self._take_ready(task)
+            case TaskState.BLOCKED:
+                self._gates.step_out(task)
+            case _:
+                return self._scheduled.pop(task.asked.id, None) is not None
+        return True
+
+    def _still_waits(self, task_id: UUID) -> bool:
+        """Whether a task waits for its time, and was never claimed."""
+        task = self._scheduled.get(task_id)
+        return task is not None and task.generation == 1
 
     def _give_back(self, task: TaskEntry, kind: LaneKind, now: datetime) -> None:
         task.generation += 1
@@ -134,6 +218,7 @@ class MemoryTables:
         task.last_error = last_error
         task.cancel_reason = None
         task.drop_on = (now + keep).astimezone(UTC).date()
+        self._leave(task, self._gates.left_by(task), now)
         self._call_back(task, now)
 
     def _call_back(self, task: TaskEntry, now: datetime) -> None:
@@ -148,7 +233,7 @@ class MemoryTables:
 
     def _add(self, task: NewTask, now: datetime) -> None:
         due = task.at or now + timedelta(seconds=task.delay)
-        entry = TaskEntry(task, task.queue, task.priority, now, max(now, due))
+        entry = TaskEntry(task, task.queue, task.priority, now, max(now, due), gates_of(task))
         if isinstance(task.expires, datetime):
             entry.expires_at = task.expires
         elif task.expires is not None:
@@ -194,11 +279,20 @@ class MemoryTables:
             raise TaskNotFound.of(task_id)
         return self._tasks[task_id]
 
+    def _seen(self, task: TaskEntry) -> TaskState:
+        """Return its state as people see it: what only waits for somebody to look is not blocked."""
+        if task.status is TaskState.BLOCKED:
+            return self._gates.status_of(task, self._clock())
+        return task.status
+
+    def _record(self, task: TaskEntry) -> TaskRecord:
+        return task_record(task, self._lineage.get(task.asked.id), self._seen(task))
+
     def _forget(self, task_ids: Iterable[UUID]) -> None:
         """Remove the records of ended tasks, with all that is kept of them."""
-        gone = set(task_ids)
-        for task_id in gone:
-            del self._tasks[task_id]
+        gone, now = set(task_ids), self._clock()
+        for task in [self._tasks.pop(task_id) for task_id in gone]:
+            self._leave(task, self._gates.held_by(task), now)  # the key that it keeps
         self._keys = {key: first for key, first in self._keys.items() if first not in gone}
         # A letter was replayed, also if what became of that is forgotten first.
         self._lineage = {
@@ -207,8 +301,28 @@ class MemoryTables:
             if task_id in self._tasks or lineage.ancestor in self._tasks
         }
 
-    def _lanes(self, types: Sequence[str], queues: Sequence[str] | None) -> Iterable[LaneKey]:
+    def _lanes(
+        self, types: Sequence[str], queues: Sequence[str] | None, other_than: Sequence[str] = ()
+    ) -> Iterable[LaneKey]:
         for lane in self._ready:
-            is_asked_for = lane.type in types and (queues is None or lane.queue in queues)
-            if is_asked_for and lane.queue not in self._paused:
+            if lane.queue not in other_than and self._is_granted(lane, types, queues):
                 yield lane
+
+    def _is_granted(
+        self, lane: LaneKey, types: Sequence[str], queues: Sequence[str] | None
+    ) -> bool:
+        is_asked_for = lane.type in types and (queues is None or lane.queue in queues)
+        is_paused = lane.queue in self._paused or lane.type in self._paused_types
+        return is_asked_for and not is_paused
+
+    def _rule(self, key: RuleKey) -> LaneRule | None:
+        """The rule that is in force for a queue or a type."""
+        return self._set_by_operator.get(key) or self._declared.get(key)
+
+    def _used(self, key: RuleKey) -> int:
+        """How many tasks are held that count for a limit."""
+        return sum(
+            key in claim.limits.get(task_id, ())
+            for claim in self._claims.values()
+            for task_id in claim.held
+        )

@@ -48,6 +48,9 @@ class ClaimVerbs(PostgresParts):
                 rows = await self._claim_tasks(request, token, bounds, late)
             else:
                 rows = await self._claim_lane(request, token, lane, bounds.get(lane))
+                if rows[-1]["alone_waiting"] is None:  # it has a limit
+                    lane = None
+                    rows = await self._claim_tasks(request, token, bounds, late)
         except BaseException:
             # Whether it was carried out is not known: read every lane from its beginning.
             all_cursors[request.alone] = LaneCursors()
@@ -69,6 +72,7 @@ class ClaimVerbs(PostgresParts):
             asked_late=late,
             now=time.monotonic(),
             is_whole=lane is None,
+            part=(request.queues, request.other_than) if request.is_part else None,
         )
         self._look_behind_soon()
         claim = None
@@ -81,7 +85,11 @@ class ClaimVerbs(PostgresParts):
             kinds = {(batch["type"], batch["queue"]) for batch in batches}
             kind = kinds.pop() if len(kinds) == 1 else None
             claim = Claim(token, report["fence"], claimed, request.alone, kind)
-        return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
+        if lane is not None:
+            return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
+        return ClaimAnswer(
+            claim, report["alone_waiting"], report["due_in"], report["more_in"], report["is_capped"]
+        )
 
     async def _claim_tasks(
         self, request: ClaimRequest, token: UUID, bounds: Mapping[int, Key], late: list[int]
@@ -101,6 +109,8 @@ class ClaimVerbs(PostgresParts):
             [key.x for key in bounds.values()],
             [key.n for key in bounds.values()],
             late,
+            request.at_most,
+            request.other_than or None,
         )
 
     async def _claim_lane(

@@ -1,6 +1,6 @@
 """Where a worker's reading of each lane has got to, so that no claim walks over dead entries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +51,7 @@ class LaneCursors:
 
     def __init__(self) -> None:
         self._bounds: dict[int, Key] = {}
+        self._part_of: dict[int, Hashable] = {}  # which part of its lanes a lane was last read with
         self._first_seen: dict[int, float] = {}
         self._passed: set[int] = set()
         self._late: dict[int, set[int]] = {}  # ended transaction → lanes still to be asked
@@ -79,10 +80,11 @@ class LaneCursors:
         asked_late: Sequence[int],
         now: float,
         is_whole: bool = True,
+        part: Hashable | None = None,
     ) -> None:
         """Take in what a claim reported; `now` is any clock that only goes forward.
 
-        `is_whole`: it was to read every lane, and not a single one.
+        `is_whole`: it was to read every lane, and not a single one; with `part`, every lane of that part.
         """
         for lane in lanes:
             # Late rows come first, so a row taken in order means that there are no more.
@@ -111,15 +113,25 @@ class LaneCursors:
             else:
                 continue
             self._bounds[lane.lane] = max(self._bounds.get(lane.lane, BEGINNING), reached)
-        if is_whole and all(lane.to_end for lane in lanes):
-            self._forget_all_but({lane.lane for lane in lanes})
+        if is_whole:
+            self._note_part(lanes, part)
 
-    def _forget_all_but(self, lanes: set[int]) -> None:
+    def _note_part(self, read: Sequence[LaneRead], part: Hashable | None) -> None:
+        lanes = {lane.lane for lane in read}
+        if part is not None:
+            self._part_of.update(dict.fromkeys(lanes, part))
+        if all(lane.to_end for lane in read):
+            self._forget_all_but(lanes, part)
+
+    def _forget_all_but(self, lanes: set[int], part: Hashable | None) -> None:
         """Drop what is known of lanes that a claim no longer reads: retired, or of a paused queue.
 
-        One that comes back is read from its beginning.
+        One that comes back is read from its beginning. Lanes of other parts are read by other claims.
         """
+        if part is not None:
+            lanes = lanes | {lane for lane in self._bounds if self._part_of.get(lane) != part}
         if len(self._bounds) > len(lanes):
+            self._part_of = {lane: of for lane, of in self._part_of.items() if lane in lanes}
             self._bounds = {lane: key for lane, key in self._bounds.items() if lane in lanes}
             self._late = {xid: left & lanes for xid, left in self._late.items() if left & lanes}
 

@@ -13,7 +13,7 @@ import asyncpg
 import msgspec
 
 from windlass.model.errors import IdempotencyConflict, StoreUnavailable
-from windlass.model.task import Callback, Enqueued, Fence, NewTask, TypeDefaults
+from windlass.model.task import Callback, Enqueued, Fence, NewTask, TypeDefaults, Window
 from windlass.store.port import Guest, NewTasks, TaskColumns
 from windlass.store.postgres.connection import translated
 from windlass.store.postgres.guests import guest_of
@@ -25,6 +25,9 @@ GUEST_CHUNK_BYTES = 32 << 20
 GUEST_CHUNK_TASKS = 10_000
 TASK_BYTES = 200  # of a task as JSON, besides its payload, its names and its tags
 LOOK_AGAIN_AT_MOST = 5  # times, at what a call did that is being repeated
+
+
+_NOTHING_ELSE = (None, None, None, None)
 
 
 class _Overtaken(Exception):  # noqa: N818 - says what happened
@@ -60,11 +63,13 @@ class EnqueueVerbs(PostgresParts):
             await self._run.fetch("enqueue_now", *one, confirmed=True)
             return [Enqueued(task.id, created=True)]
         if len(tasks) <= ENQUEUE_CHUNK and not repeated:
-            name, arguments = _statement(tasks, fence, repeated)
+            name, arguments = enqueue_statement(tasks, fence, repeated)
             rows = await self._run.fetch(name, *arguments, confirmed=True)
             return _answers(tasks, {} if name == "enqueue_alike" else _found(rows, 0))
         async with self._run.transaction(confirmed=True) as connection:
             await self._reserve_keys(connection, tasks)
+            if len(tasks) > ENQUEUE_CHUNK:
+                await self._reserve_windows(connection, tasks, repeated)
             known = await self._write(connection, tasks, fence, repeated)
             if repeated:
                 added = [task.id for place, task in enumerate(tasks) if place not in known]
@@ -87,7 +92,7 @@ class EnqueueVerbs(PostgresParts):
         writing: asyncio.Task[dict[int, UUID]] | None = None
         try:
             for start in range(0, len(tasks), ENQUEUE_CHUNK):
-                statement = _statement(tasks[start : start + ENQUEUE_CHUNK], fence, repeated)
+                statement = enqueue_statement(tasks[start : start + ENQUEUE_CHUNK], fence, repeated)
                 if writing is not None:
                     known |= await writing
                 writing = asyncio.create_task(self._write_chunk(connection, start, *statement))
@@ -141,20 +146,46 @@ class EnqueueVerbs(PostgresParts):
         """Take all keys of a large call in one order, or two such calls could deadlock."""
         if isinstance(tasks, NewTasks):
             return
-        ids, types, payloads, *_, keys, _, _, _ = TaskColumns.of(tasks).columns
+        columns = dict(zip(NewTask._fields, TaskColumns.of(tasks).columns, strict=True))
+        ids, types, payloads = columns["id"], columns["type"], columns["payload"]
+        keys = columns["idempotency_key"]
         rows = zip(ids, types, payloads, keys, strict=True)
         keyed = sorted((row for row in rows if row[3] is not None), key=itemgetter(1, 3))
         for start in range(0, len(keyed), ENQUEUE_CHUNK):
-            columns = zip(*keyed[start : start + ENQUEUE_CHUNK], strict=True)
-            await connection.execute(self._sql.statement("reserve_keys"), *columns)
+            chunk = zip(*keyed[start : start + ENQUEUE_CHUNK], strict=True)
+            await connection.execute(self._sql.statement("reserve_keys"), *chunk)
+
+    async def _reserve_windows(
+        self, connection: asyncpg.Connection, tasks: Sequence[NewTask], repeated: bool
+    ) -> None:
+        """Take all windows of a large call in one order, each for the first task that has it."""
+        if isinstance(tasks, NewTasks):
+            return
+        windowed = [task for task in tasks if task.window is not None]
+        firsts: dict[tuple[bytes, bytes], tuple[str, str, UUID, float]] = {}
+        for start in range(0, len(windowed), ENQUEUE_CHUNK):
+            chunk = windowed[start : start + ENQUEUE_CHUNK]
+            kinds, _, names = _window_columns([task.window for task in chunk])
+            payloads = [task.payload for task in chunk]
+            rows = await connection.fetch(
+                self._sql.statement("window_keys"), kinds, names, payloads
+            )
+            for task, (key,) in zip(chunk, rows, strict=True):
+                seconds = 0.0 if task.window is None else task.window.seconds
+                place = task.type.encode(), key.encode()
+                firsts.setdefault(place, (task.type, key, task.id, seconds))
+        in_order = [firsts[place] for place in sorted(firsts)]
+        for start in range(0, len(in_order), ENQUEUE_CHUNK):
+            columns = zip(*in_order[start : start + ENQUEUE_CHUNK], strict=True)
+            await connection.execute(self._sql.statement("reserve_windows"), *columns, repeated)
 
     async def type_defaults(self, name: str) -> TypeDefaults | None:
         rows = await self._run.fetch("read_type", name)
         if not rows:
             return None
-        name, queue, priority, max_attempts, seconds = rows[0]
+        name, queue, priority, max_attempts, seconds, limit_by = rows[0]
         kept = None if seconds is None else timedelta(seconds=seconds)
-        return TypeDefaults(name, queue, priority, max_attempts, kept)
+        return TypeDefaults(name, queue, priority, max_attempts, kept, limit_by=limit_by)
 
     async def register_types(self, types: Sequence[TypeDefaults]) -> None:
         await self._run.execute(
@@ -170,15 +201,17 @@ class EnqueueVerbs(PostgresParts):
             [_callback(one.on_success) for one in types],
             [_callback(one.on_failure) for one in types],
             [one.max_age for one in types],
+            [one.limit_by for one in types],
         )
 
 
-def _statement(
+def enqueue_statement(
     tasks: Sequence[NewTask], fence: Fence | None, repeated: bool
 ) -> tuple[str, tuple[Any, ...]]:
     """The statement that adds these tasks, with its arguments."""
     ids, types, payloads, *others = TaskColumns.of(tasks).columns
-    queues, priorities, max_attempts, delays, times, keys, tags, retentions, expiries = others
+    queues, priorities, max_attempts, delays, times, keys, tags, retentions, *special = others
+    expiries, ordering_keys, keeps_keys, limit_bys, windows = special
     if tasks and fence is None and not repeated and _are_alike(types, *others):
         first = tasks[0]
         if _is_plain(first):
@@ -203,17 +236,32 @@ def _statement(
         repeated,
         False,
     )
-    if used(expiries) is None:
+    gates = (used(ordering_keys), used(limit_bys))
+    has_windows = used(windows) is not None
+    if used(expiries) is None and gates == (None, None) and not has_windows:
         return "enqueue_tasks", arguments
     by_time = [one if isinstance(one, datetime) else None for one in expiries]
     after = [None if isinstance(one, datetime) else one for one in expiries]
-    return "enqueue_expiring", (*arguments, by_time, after)
+    if gates == (None, None) and not has_windows:
+        return "enqueue_expiring", (*arguments, by_time, after)
+    gated = (*arguments, used(by_time), used(after), gates[0], keeps_keys, gates[1])
+    if not has_windows:
+        return "enqueue_gated", gated
+    kinds, lengths, names = _window_columns(windows)
+    return "enqueue_windowed", (*gated, kinds, names, lengths)
 
 
 def _is_plain(task: NewTask) -> bool:
     """Whether it is due now, and nothing else has to be looked at or written for it."""
-    asked = (task.delay, task.at, task.idempotency_key, task.tags, task.expires)
-    return asked == (0, None, None, (), None)
+    others = (task.idempotency_key, task.ordering_key, task.limit_by, task.window)
+    special = (task.delay, task.at, task.tags, task.expires, *others)
+    return special == (0, None, (), None, *_NOTHING_ELSE)
+
+
+def _window_columns(windows: Sequence[Window | None]) -> list[list[Any]]:
+    """Kinds, seconds and keys, with nothing for tasks that have no window."""
+    rows = [window or (None, None, None) for window in windows]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _are_alike(*columns: list[Any]) -> bool:
@@ -266,7 +314,14 @@ def _chunks(tasks: Sequence[NewTask]) -> Iterator[Sequence[NewTask]]:
 
 
 def _json_bytes(task: NewTask) -> int:
-    texts = (task.payload, task.type, task.queue, task.idempotency_key or "", *task.tags)
+    keys: tuple[str, ...] = (
+        task.idempotency_key or "",
+        task.ordering_key or "",
+        task.limit_by or "",
+    )
+    if task.window is not None and task.window.key is not None:
+        keys = (*keys, task.window.key)
+    texts = (task.payload, task.type, task.queue, *keys, *task.tags)
     # With two quotes and a comma each.
     sizes = [3 + (len(text) if text.isascii() else len(text.encode())) for text in texts]
     return TASK_BYTES + sum(sizes)
@@ -303,7 +358,7 @@ async def _roll_back(guest: Guest) -> None:
         raise
 
 
-class _Item(msgspec.Struct, omit_defaults=True):
+class TaskItem(msgspec.Struct, omit_defaults=True):
     """A task as `windlass.enqueue_many` reads it; what is null is left out."""
 
     id: UUID
@@ -316,16 +371,24 @@ class _Item(msgspec.Struct, omit_defaults=True):
     at: datetime | None = None
     expires: datetime | float | None = None
     idempotency_key: str | None = None
+    ordering_key: str | None = None
+    on_dead: str | None = None
+    limit_by: msgspec.Raw | None = None
     tags: Sequence[str] | None = None
     retention: int | None = None
+    unique_for: float | None = None
+    throttle: float | None = None
+    debounce: float | None = None
+    dedupe_key: str | None = None
 
 
 def _as_json(tasks: Sequence[NewTask]) -> str:
-    return msgspec.json.encode([_item(task) for task in tasks]).decode()
+    return msgspec.json.encode([task_item(task) for task in tasks]).decode()
 
 
-def _item(task: NewTask) -> _Item:
-    return _Item(
+def task_item(task: NewTask) -> TaskItem:
+    """A task as SQL takes it."""
+    return TaskItem(
         id=task.id,
         type=task.type,
         payload=msgspec.Raw(task.payload.encode()),
@@ -336,16 +399,24 @@ def _item(task: NewTask) -> _Item:
         at=task.at,
         expires=task.expires,
         idempotency_key=task.idempotency_key,
+        ordering_key=task.ordering_key,
+        on_dead="hold" if task.keeps_key else None,
+        limit_by=None if task.limit_by is None else msgspec.Raw(task.limit_by.encode()),
         tags=task.tags or None,
         retention=_seconds(task.retention),
+        **_window_item(task.window),
     )
+
+
+def _window_item(window: Window | None) -> dict[str, Any]:
+    return {} if window is None else {str(window.kind): window.seconds, "dedupe_key": window.key}
 
 
 def _callback(callback: Callback | None) -> str | None:
     """What is enqueued at the end of a task, as `windlass.call_back` reads it."""
     if callback is None:
         return None
-    call = msgspec.json.decode(msgspec.json.encode(_item(callback.task)))
+    call = msgspec.json.decode(msgspec.json.encode(task_item(callback.task)))
     del call["id"]
     return msgspec.json.encode({"call": call, "takes": callback.takes}).decode()
 

@@ -1,5 +1,6 @@
 """Lead on PostgreSQL: elections, and the chores of whoever won."""
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
@@ -13,6 +14,8 @@ from windlass.store.postgres.connection import check_same_database, connected
 from windlass.store.postgres.operating import OperateVerbs
 
 RETIRE_LANES_AFTER = timedelta(hours=1)  # an empty lane; in use again it is listed anew
+WINDOW_BATCH = 5000  # windows that are over, in one transaction
+WINDOW_BATCHES = 10
 
 
 class LeadVerbs(OperateVerbs):
@@ -47,6 +50,10 @@ class LeadVerbs(OperateVerbs):
         async with self._led(leadership) as connection:
             text = self._sql.statement("promote_due")
             return int(await connection.fetchval(text, limit, not just_due))
+
+    async def open_gates(self, limit: int) -> int:
+        # One statement: whoever is stopped in its tracks leaves no gate locked.
+        return int(await self._run.fetchval("answer_calls", limit, True))
 
     async def rescue(self, limit: int, *, leadership: Leadership | None = None) -> Rescued:
         kept = self._options.retention
@@ -107,10 +114,26 @@ class LeadVerbs(OperateVerbs):
             listed: int = await connection.fetchval(self._sql.statement("relist_busy_lanes"))
             doubles = await connection.execute(self._sql.statement("drop_double_lanes"))
             late = await connection.execute(self._sql.statement("drop_overtaken_reports"))
+            mended: int = await connection.fetchval(
+                self._sql.statement("mend_gates"), random.getrandbits(64) - (1 << 63)
+            )
         for task_id, _ in came_back:
             await self._cancel_returned(task_id, leadership)
         rows = sum(map(_row_count, (dropped, doubles, late)))
-        return len(came_back) + retired + listed + rows
+        tidied = len(came_back) + retired + listed + mended + rows
+        return tidied + await self._drop_windows(leadership)
+
+    async def _drop_windows(self, leadership: Leadership) -> int:
+        """Forget windows that are over, in short transactions; of very many the next time."""
+        dropped = 0
+        for _ in range(WINDOW_BATCHES):
+            async with self._led(leadership) as connection:
+                text = self._sql.statement("drop_past_windows")
+                rows = _row_count(await connection.execute(text, WINDOW_BATCH))
+            dropped += rows
+            if rows < WINDOW_BATCH:
+                break
+        return dropped
 
     async def _cancel_returned(self, task_id: UUID, leadership: Leadership) -> None:
         """Cancel a task whose request still stands: it may have been answered meanwhile."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
@@ -29,6 +29,7 @@ LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what other
 
 ENDED = "the session that listened was ended"
 _NAMED = re.compile(r"(-?[0-9]{1,19})(?: ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))?", re.ASCII)
+_ORDER = re.compile(r"order ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
 DEAF = (
     "wake-ups are off and new work is found by polling, since {}; set direct_url to a URL of this "
     "database on the server itself, with no pooler in transaction mode before it"
@@ -38,10 +39,17 @@ DEAF = (
 class Listener:
     """Keeps one connection listening, and repairs it; polling covers what is missed meanwhile."""
 
-    def __init__(self, route: Route, sql: SqlFiles, run: Statements) -> None:
+    def __init__(
+        self,
+        route: Route,
+        sql: SqlFiles,
+        run: Statements,
+        ordered: Callable[[UUID], None] | None = None,
+    ) -> None:
         self._route = route
         self._sql = sql
         self._run = run
+        self._ordered = ordered  # told of the worker of whom something was asked
         self._wake_channel = sql.in_schema("windlass.wake")
         self._echo_channel = sql.in_schema("windlass.echo")
         self._tried = asyncio.Event()
@@ -91,7 +99,11 @@ class Listener:
         ended = asyncio.Event()
 
         def notified(_connection: Any, _process: int, _channel: str, said: str) -> None:
-            wake(*_named(said))
+            order = _ORDER.fullmatch(said)
+            if order is None:
+                wake(*_named(said))
+            elif self._ordered is not None:
+                self._ordered(UUID(order[1]))
 
         connection = await self._connect()
         try:

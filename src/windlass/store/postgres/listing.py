@@ -20,15 +20,17 @@ FEW = 10_000  # ready tasks of some lanes, to look at each for the newest
 SLACK = timedelta(minutes=1)  # between the clock of a producer, which makes ids, and the database's
 
 PLACES = {
-    TaskState.SCHEDULED: "scheduled",
-    TaskState.PENDING: "pending",
-    TaskState.CLAIMED: "held",
-    TaskState.RUNNING: "held",
-    TaskState.COMPLETED: "history",
-    TaskState.CANCELLED: "history",
-    TaskState.FAILED: "failed",
-    TaskState.DEAD: "dead",
+    TaskState.SCHEDULED: ("scheduled", "gated"),  # at a gate: only nobody has looked at it yet
+    TaskState.BLOCKED: ("gated",),
+    TaskState.PENDING: ("pending", "gated"),
+    TaskState.CLAIMED: ("held",),
+    TaskState.RUNNING: ("held",),
+    TaskState.COMPLETED: ("history",),
+    TaskState.CANCELLED: ("history",),
+    TaskState.FAILED: ("failed",),
+    TaskState.DEAD: ("dead",),
 }
+BY_STATUS = {"gated": "list_gated", "held": "list_held", "history": "list_history"}
 POSITION = re.compile(r"([a-z]+):([0-9a-f]{32}|[0-9]{1,18}\.[0-9]{1,18}|)")
 BEGINNING = ""  # of a place
 
@@ -83,12 +85,9 @@ class Listing:
                 return await self._walk("list_tagged", start, *asked, *self._kind)
             case "pending" | "scheduled":
                 return await self._waiting(place, start)
-            case "held":
-                held = statuses or ["claimed", "running"]
-                return await self._walk("list_held", start, held, *self._kind)
-            case "history":
-                ended = statuses or ["completed", "cancelled"]
-                return await self._walk("list_history", start, ended, *self._kind)
+            case "gated" | "held" | "history":
+                those = statuses or [state for state in PLACES if place in PLACES[state]]
+                return await self._walk(BY_STATUS[place], start, those, *self._kind)
             case "cancelled":
                 return await self._walk("list_cancelled", start, *self._kind)
             case _:
@@ -152,7 +151,8 @@ def starts_of(wanted: TaskFilter) -> dict[str, str]:
         places = ["tagged"]
     else:
         asked = set(wanted.statuses or PLACES)
-        places = list(dict.fromkeys(PLACES[state] for state in PLACES if state in asked))
+        found = (place for state in PLACES if state in asked for place in PLACES[state])
+        places = list(dict.fromkeys(found))
         if TaskState.CANCELLED in asked and TaskState.COMPLETED not in asked:
             places[places.index("history")] = "cancelled"
     if wanted.after is None:

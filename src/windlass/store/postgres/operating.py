@@ -1,11 +1,11 @@
-"""Operate on PostgreSQL: cancel, change, retry, pause."""
+"""Operate on PostgreSQL: cancel, change, retry, pause, and orders to workers."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from uuid import UUID
 
 from windlass.model.errors import StoreBusy, TaskNotFound, WrongState
-from windlass.model.task import Buried, CancelAnswer, Change
+from windlass.model.task import Buried, CancelAnswer, Change, WorkerOrder
 from windlass.store.postgres.parts import PostgresParts
 
 LOOKS = 10_000  # waiting tasks that one statement passes over
@@ -15,7 +15,7 @@ _FIRST_TASK = "00000000-0000-0000-0000-000000000000"
 
 
 class OperateVerbs(PostgresParts):
-    """What people do to tasks and queues."""
+    """What people do to tasks, queues and workers."""
 
     async def cancel(self, task_id: UUID, reason: str) -> CancelAnswer:
         kept = self._options.retention
@@ -79,6 +79,18 @@ class OperateVerbs(PostgresParts):
 
     async def resume(self, queue: str) -> bool:
         return bool(await self._run.fetchval("resume_queue", queue))
+
+    async def order_workers(
+        self, worker_ids: Sequence[UUID], order: WorkerOrder
+    ) -> frozenset[UUID]:
+        try:
+            rows = await self._run.fetch("order_workers", list(worker_ids), order)
+        except StoreBusy as error:
+            raise StoreBusy(
+                "a worker is held by a transaction that has not ended, and none was asked; "
+                "try again when it has"
+            ) from error
+        return frozenset(row["id"] for row in rows)
 
     async def _wrong_state(self, task_id: UUID, rule: str) -> Exception:
         state = await self._run.fetchval("read_state", task_id)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
-import msgspec
-
 from windlass.model.errors import TaskNotFound
 from windlass.model.task import (
     Ended,
@@ -19,7 +17,7 @@ from windlass.model.task import (
 )
 from windlass.store.postgres.listing import Listing
 from windlass.store.postgres.parts import PostgresParts
-from windlass.store.postgres.records import task_record
+from windlass.store.postgres.records import task_record, worker_record
 
 
 class ReadVerbs(PostgresParts):
@@ -66,25 +64,7 @@ class ReadVerbs(PostgresParts):
         return [TypeRecord(*row) for row in await self._run.fetch("list_types")]
 
     async def workers(self) -> list[WorkerRecord]:
-        rows = await self._run.fetch("list_workers")
-        return [
-            WorkerRecord(
-                id=str(row["id"]),
-                host=row["host"],
-                pid=row["pid"],
-                version=row["version"],
-                capacity=row["capacity"],
-                types=tuple(row["types"]),
-                queues=None if row["queues"] is None else tuple(row["queues"]),
-                started_at=row["started_at"],
-                heartbeat_at=row["heartbeat_at"],
-                running=row["running"],
-                idle=row["idle"],
-                leader=row["leader"],
-                breakers=msgspec.json.decode(row["breakers"] or "{}", type=dict[str, str]),
-            )
-            for row in rows
-        ]
+        return [worker_record(row) for row in await self._run.fetch("list_workers")]
 
     async def has_work(self, types: Sequence[str], queues: Sequence[str] | None) -> bool:
         return bool(await self._run.fetchval("has_work", list(types), queues and list(queues)))

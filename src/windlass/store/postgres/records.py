@@ -7,7 +7,7 @@ import asyncpg
 import msgspec
 
 from windlass.model.cancellation import cancelled_by
-from windlass.model.task import TaskRecord, TaskState
+from windlass.model.task import TaskRecord, TaskState, WorkerRecord
 
 
 def task_record(row: asyncpg.Record) -> TaskRecord:
@@ -41,6 +41,27 @@ def task_record(row: asyncpg.Record) -> TaskRecord:
         errors=errors,
         replay_of=None if ancestor is None else str(ancestor),
         cancelled_by=cancelled_by(row["status"], row["last_error"]),
+    )
+
+
+def worker_record(row: asyncpg.Record) -> WorkerRecord:
+    """Build the record of one worker from a row of a list of them."""
+    return WorkerRecord(
+        id=str(row["id"]),
+        host=row["host"],
+        pid=row["pid"],
+        version=row["version"],
+        capacity=row["capacity"],
+        types=tuple(row["types"]),
+        queues=None if row["queues"] is None else tuple(row["queues"]),
+        started_at=row["started_at"],
+        heartbeat_at=row["heartbeat_at"],
+        running=row["running"],
+        idle=row["idle"],
+        leader=row["leader"],
+        breakers=msgspec.json.decode(row["breakers"] or "{}", type=dict[str, str]),
+        paused_at=row["paused_at"],
+        drained_at=row["drained_at"],
     )
 
 

@@ -54,6 +54,41 @@ FROM (
 WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane)
 $$;
 
+CREATE FUNCTION windlass.answer_calls(max_calls integer, all_of_them boolean) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    -- Values, since a volatile call is no condition that an index can be searched by.
+    latest constant timestamptz := windlass.clock();
+    earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
+        ELSE latest - interval '10 seconds' END;
+    called bigint[];
+    leaving uuid[];
+BEGIN
+    WITH due AS MATERIALIZED (
+        SELECT c.ctid AS place, c.gate, c.leaving
+        FROM windlass.gate_call c
+        WHERE c.due <= latest AND c.due > earliest
+        ORDER BY c.due
+        LIMIT max_calls
+        FOR UPDATE SKIP LOCKED
+    ), gone AS (
+        DELETE FROM windlass.gate_call c USING due d WHERE c.ctid = d.place
+    )
+    SELECT array_agg(d.gate), array_agg(d.leaving) FILTER (WHERE d.leaving IS NOT NULL)
+    INTO called, leaving
+    FROM due d;
+    IF called IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM windlass.pass_gates(called, '{}', '{}', coalesce(leaving, '{}'));
+    RETURN cardinality(called);
+END
+$$;
+
 CREATE FUNCTION windlass.assert_leader(claimant uuid, claimed_term bigint) RETURNS void
     LANGUAGE plpgsql
     AS $$
@@ -307,6 +342,7 @@ BEGIN
         DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
     )
     DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+    PERFORM windlass.call_gates(buried);
     PERFORM windlass.call_back(buried);
 END
 $$;
@@ -380,6 +416,37 @@ BEGIN
             RAISE WARNING 'what follows the end of task % cannot be enqueued: %', tasks[place], SQLERRM;
         END;
     END LOOP;
+END
+$$;
+
+CREATE FUNCTION windlass.call_changed() RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM windlass.value_rule_change) THEN
+        INSERT INTO windlass.gate_call (gate, due)
+        SELECT g.gate, windlass.clock()
+        FROM windlass.gate g
+        WHERE g.type IN (SELECT c.type FROM windlass.value_rule_change c);
+        DELETE FROM windlass.value_rule_change c WHERE c.changed_at < windlass.clock() - interval '1 minute';
+    END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.call_gates(task_ids uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF EXISTS (SELECT FROM windlass.gate_used) THEN
+        INSERT INTO windlass.gate_call (gate, due, leaving)
+        SELECT l.gate, windlass.clock(), l.task_id
+        FROM windlass.left_by(task_ids) l
+        WHERE NOT EXISTS (SELECT FROM windlass.gate_call c WHERE c.leaving = ANY (ARRAY[l.task_id]) AND c.gate = l.gate);
+        IF FOUND THEN
+            PERFORM windlass.wake(false);
+        END IF;
+    END IF;
 END
 $$;
 
@@ -468,7 +535,6 @@ DECLARE
     added uuid[] := '{}';  -- requests that are new
     held uuid[] := '{}';
     requested uuid[];
-    waiting uuid[];
     taken uuid[];
     one uuid;
 BEGIN
@@ -479,6 +545,9 @@ BEGIN
         WHERE t.id = ANY (cancelled)
             AND NOT EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = ANY (ARRAY[t.id]))
             AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = ANY (ARRAY[t.id]))
+            AND NOT EXISTS (
+                SELECT FROM windlass.gate_entry e WHERE e.task_id = ANY (ARRAY[t.id]) AND NOT e.is_open
+            )
         ORDER BY t.id
     ) c;
 
@@ -515,23 +584,7 @@ BEGIN
     WHERE c.id <> ALL (held);
     DELETE FROM windlass.cancel_request q WHERE q.task_id = ANY (added) AND q.task_id <> ALL (requested);
 
-    SELECT coalesce(array_agg(f.task_id), '{}') INTO waiting
-    FROM (
-        SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (cancelled)
-        ORDER BY s.task_id FOR UPDATE SKIP LOCKED
-    ) f;
-    SELECT waiting || coalesce(array_agg(f.task_id), '{}') INTO waiting
-    FROM (
-        SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (cancelled)
-        ORDER BY r.task_id FOR UPDATE SKIP LOCKED
-    ) f;
-    SELECT coalesce(array_agg(f.id), '{}') INTO taken
-    FROM (
-        SELECT t.id FROM windlass.task t WHERE t.id = ANY (waiting)
-        ORDER BY t.id FOR UPDATE SKIP LOCKED
-    ) f;
-    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
-    DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
+    taken := windlass.take_all_waiting(cancelled, false);
     PERFORM windlass.end_cancelled(taken, why, retention, key_retention);
 
     RETURN QUERY
@@ -554,13 +607,16 @@ DECLARE
     at timestamptz;
     lane bigint;
     wanted_kind smallint;
+    gate bigint;
 BEGIN
-    IF NOT windlass.take_waiting(changed) THEN
+    -- Whoever opens the gate goes round it as long as we have it.
+    SELECT e.gate INTO gate FROM windlass.gate_entry e WHERE e.task_id = changed AND NOT e.is_open FOR UPDATE;
+    IF gate IS NULL AND NOT windlass.take_waiting(changed) THEN
         RETURN false;
     END IF;
     at := windlass.clock();
     UPDATE windlass.task t
-    SET priority = coalesce(new_priority, t.priority),
+SET priority = coalesce(new_priority, t.priority),
         queue = coalesce(new_queue, t.queue),
         scheduled_for = CASE
             WHEN new_due IS NOT NULL THEN greatest(new_due, at)
@@ -569,6 +625,20 @@ BEGIN
         END
     WHERE t.id = changed
     RETURNING t.* INTO was;
+    IF gate IS NOT NULL OR EXISTS (SELECT FROM windlass.task_gate k WHERE k.task_id = changed) THEN
+        -- At that of its value it does not wait before its time.
+        IF gate & 1 = 1 AND was.scheduled_for > at THEN
+            DELETE FROM windlass.gate_entry e WHERE e.task_id = changed AND NOT e.is_open;
+            gate := NULL;
+        END IF;
+        IF gate IS NULL THEN
+            INSERT INTO windlass.gate_call (gate, due)
+            SELECT g.gate, at FROM unnest(windlass.place_gated(ARRAY[changed])) AS g (gate);
+            PERFORM windlass.leave_gates(ARRAY[changed], false);  -- that of its value, if its time is ahead now
+        END IF;
+        PERFORM windlass.wake(false);
+        RETURN true;
+    END IF;
     wanted_kind := CASE WHEN was.recoveries >= 2 THEN 2 ELSE 0 END;
     lane := windlass.lane_number(was.queue, was.type, was.priority, wanted_kind);
     IF was.scheduled_for > at THEN
@@ -582,6 +652,52 @@ BEGIN
         ARRAY[was.queue], ARRAY[was.type], ARRAY[was.priority]::smallint[], ARRAY[wanted_kind]);
     PERFORM windlass.wake(false);
     RETURN true;
+END
+$$;
+
+CREATE FUNCTION windlass.change_use(changed_scope text, changed_name text, taken integer, left_tokens double precision, at timestamp with time zone) RETURNS integer
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    use windlass.limit_use;
+BEGIN
+    SELECT k.* INTO use
+    FROM windlass.limit_use k
+    WHERE k.scope = changed_scope AND k.name = changed_name
+    ORDER BY k.version DESC
+    LIMIT 1;
+    IF use.version IS NULL OR use.changes >= 50 THEN
+        DELETE FROM windlass.limit_use k
+        WHERE k.scope = changed_scope AND k.name = changed_name AND k.version = use.version;
+        INSERT INTO windlass.limit_use (scope, name, version, used, tokens, counted_at)
+        VALUES (
+            changed_scope, changed_name, coalesce(use.version, 0) + 1, greatest(0, coalesce(use.used, 0) + taken),
+            coalesce(left_tokens, use.tokens),
+            CASE WHEN left_tokens IS NULL THEN coalesce(use.counted_at, at) ELSE at END
+        );
+    ELSE
+        UPDATE windlass.limit_use k
+        SET used = greatest(0, k.used + taken), tokens = coalesce(left_tokens, k.tokens),
+            counted_at = CASE WHEN left_tokens IS NULL THEN k.counted_at ELSE at END,
+            changes = k.changes + 1
+        WHERE k.scope = changed_scope AND k.name = changed_name AND k.version = use.version;
+    END IF;
+    RETURN coalesce(use.used, 0);
+END
+$$;
+
+CREATE FUNCTION windlass.change_value_rules(changed text[]) RETURNS void
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+    INSERT INTO windlass.value_rule_change (type, changed_at)
+    SELECT u.type, windlass.clock() FROM unnest(changed) AS u (type);
+    INSERT INTO windlass.gate_call (gate, due)
+    SELECT g.gate, windlass.clock() FROM windlass.gate g WHERE g.type = ANY (changed);
+    PERFORM windlass.wake(false);
 END
 $$;
 
@@ -719,6 +835,24 @@ BEGIN
 END
 $_$;
 
+CREATE FUNCTION windlass.checked_limit_by(given jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    IF given IS NOT NULL AND NOT coalesce(
+        jsonb_typeof(given) = 'array' AND jsonb_array_length(given) > 0 AND NOT EXISTS (
+            SELECT
+            FROM jsonb_array_elements(given) AS e (argument)
+            WHERE jsonb_typeof(e.argument) <> 'array' OR jsonb_typeof(e.argument -> 0) IS DISTINCT FROM 'string'
+        ), false
+    ) THEN
+        PERFORM windlass.refuse('WL006', format('limit_by %s: use [[name, default], …]', windlass.shown(given)));
+    END IF;
+    RETURN given;
+END
+$$;
+
 CREATE FUNCTION windlass.checked_name(what text, given jsonb) RETURNS text
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -791,7 +925,60 @@ BEGIN
 END
 $_$;
 
-CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[]) RETURNS TABLE(type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[], max_attempts smallint[], generations integer[], waited double precision[], fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, cancelled uuid[], reasons text[])
+CREATE FUNCTION windlass.checked_window(item jsonb) RETURNS jsonb
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    kinds constant text[] := ARRAY(
+        SELECT k.kind FROM unnest('{unique_for,throttle,debounce}'::text[]) AS k (kind) WHERE item ? k.kind
+    );
+    kind constant text := kinds[1];
+    given constant jsonb := item -> kind;
+    beside text := kinds[2];
+    seconds numeric;
+BEGIN
+    IF kind IS NULL THEN
+        IF item ? 'dedupe_key' THEN
+            PERFORM windlass.refuse('WL006',
+                'option ''dedupe_key'' says what a window is for; give unique_for, throttle or debounce too');
+        END IF;
+        RETURN NULL;
+    END IF;
+    IF beside IS NULL THEN
+        SELECT o.name INTO beside
+        FROM unnest('{idempotency_key,delay,at,ordering_key}'::text[]) WITH ORDINALITY AS o (name, ordinal)
+        WHERE item ? o.name AND (kind = 'debounce' OR o.name = 'idempotency_key')
+        ORDER BY o.ordinal
+        LIMIT 1;
+    END IF;
+    IF beside IS NOT NULL THEN
+        PERFORM windlass.refuse('WL006',
+            format('options ''%s'' and ''%s'' exclude each other; give one', kind, beside));
+    END IF;
+    IF jsonb_typeof(given) = 'number' THEN
+        seconds := given;
+        IF seconds > 31622400 THEN
+            PERFORM windlass.refuse('WL006', format('%s %s: use at most 366 days', kind, windlass.shown(given)));
+        END IF;
+    -- What is no number in JSON arrives as a text.
+    ELSIF given NOT IN ('"NaN"', '"Infinity"', '"-Infinity"') THEN
+        PERFORM windlass.refuse('WL006',
+            format('%s %s: use seconds or a timedelta', kind, windlass.shown(given)));
+    END IF;
+    IF seconds > 0 THEN
+        RETURN jsonb_build_object(
+            'kind', kind,
+            'seconds', round(seconds, 9),  -- some smaller ones have no place in a float8
+            'key', CASE WHEN item ? 'dedupe_key' THEN windlass.checked_name('dedupe_key', item -> 'dedupe_key') END
+        );
+    END IF;
+    PERFORM windlass.refuse('WL006',
+        format('%s %s: use a finite number of seconds, above 0', kind, windlass.shown(given)));
+END
+$$;
+
+CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[], at_most integer DEFAULT NULL::integer, other_than text[] DEFAULT NULL::text[]) RETURNS TABLE(type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[], max_attempts smallint[], generations integer[], waited double precision[], fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, cancelled uuid[], reasons text[], more_in double precision, is_capped boolean)
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -827,8 +1014,46 @@ DECLARE
     cancelled uuid[];
     reasons text[];
     at timestamptz;
+    heads refcursor;
+    room integer;
+    limits text[] := '{}';
+    rooms integer[];
+    capped boolean[];
+    uses integer[];
+    tokens float8[];
+    rates float8[];
+    bursts float8[];
+    counted boolean[];
+    counted_at timestamptz[];
+    own_limits integer[] := '{}';
+    held_limits integer[] := '{}';
+    held_from integer[] := '{}';
+    held_tasks integer[] := '{}';
+    place integer;
+    refill float8;
+    has_calls boolean;
 BEGIN
-    FOR head IN
+    IF EXISTS (SELECT FROM windlass.gate_used) THEN
+        -- One that reads from the beginning does so here, too.
+        PERFORM windlass.answer_calls(500, cardinality(lanes) = 0);
+    END IF;
+    IF EXISTS (SELECT FROM windlass.lane_rule) OR EXISTS (SELECT FROM windlass.paused_type) THEN
+        SELECT
+            coalesce(array_agg(o.scope || ' ' || o.name), '{}'), array_agg(least(o.room, o.most)),
+            array_agg(o.room > o.most), array_agg(0), array_agg(o.tokens), array_agg(o.rate), array_agg(o.burst),
+            array_agg(o.is_counted), array_agg(o.counted_at)
+        INTO limits, rooms, capped, uses, tokens, rates, bursts, counted, counted_at
+        FROM (
+            -- What waits in this worker would be taken from the others, if a limit has little left.
+            SELECT l.*, CASE WHEN l.is_counted THEN at_most + greatest(0, l.room / 4 - at_most) END AS most
+            FROM windlass.open_limits(types, queues, lanes, from_x, from_n, cardinality(late) > 0, other_than) l
+        ) o;
+        OPEN heads FOR
+        SELECT
+            r.lane, r.type, r.queue, r.priority, r.kind, r.x, r.n, r.ready_at
+        FROM windlass.ruled_heads(types, queues, ageing, lanes, from_x, from_n, late, other_than) r;
+    ELSE
+        OPEN heads FOR
         SELECT
             l.lane, l.type, l.queue, l.priority, l.kind,
             coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
@@ -837,6 +1062,7 @@ BEGIN
             SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
             FROM windlass.lane k
             WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
+                AND (other_than IS NULL OR k.queue <> ALL (other_than))
                 AND NOT EXISTS (
                     SELECT FROM windlass.queue q
                     WHERE q.name = k.queue AND q.paused_at IS NOT NULL
@@ -865,8 +1091,11 @@ BEGIN
         ) o ON true
         ORDER BY
             least(h.ready_at, o.ready_at) - l.priority * ageing,
-            l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC
+            l.priority DESC, l.queue COLLATE "C", l.type COLLATE "C", l.kind DESC;
+    END IF;
     LOOP
+        FETCH heads INTO head;
+        EXIT WHEN NOT FOUND;
         IF (head.kind = 2) <> alone THEN
             suspects := suspects OR (head.kind = 2 AND head.ready_at IS NOT NULL);
             CONTINUE;
@@ -900,10 +1129,19 @@ BEGIN
         END IF;
 
         end_x := NULL; end_n := NULL; ended := false;
+        room := wanted - taken;
+        IF cardinality(limits) > 0 THEN
+            own_limits := array_remove(ARRAY[
+                array_position(limits, 'queue ' || head.queue), array_position(limits, 'type ' || head.type)
+            ], NULL);
+            FOREACH place IN ARRAY own_limits LOOP
+                room := least(room, rooms[place]);
+            END LOOP;
+        END IF;
         -- First what lies behind, by its transaction; then what lies ahead.
         FOREACH passed IN ARRAY late || NULL::xid8 LOOP
             CONTINUE WHEN passed >= head.x;
-            EXIT WHEN taken >= wanted;
+            EXIT WHEN room <= 0;
             after_x := coalesce(passed, head.x);
             after_n := CASE WHEN passed IS NULL THEN head.n ELSE -1 END;
             until_x := coalesce(passed, '18446744073709551615');
@@ -912,7 +1150,7 @@ BEGIN
                 FROM windlass.ready r
                 WHERE r.lane = head.lane AND (r.x, r.n) > (after_x, after_n) AND r.x <= until_x
                 ORDER BY r.x, r.n
-                LIMIT wanted - taken
+                LIMIT room
                 FOR UPDATE SKIP LOCKED
             ), gone AS (
                 DELETE FROM windlass.ready r
@@ -936,22 +1174,59 @@ BEGIN
             IF passed IS NULL THEN
                 end_x := batch.x::text::bigint;
                 end_n := batch.n;
-                ended := batch.tasks < wanted - taken;
+                ended := batch.tasks < room;
             END IF;
             CONTINUE WHEN batch.tasks = 0;
             ids := ids || batch.ids;
             generations := generations || batch.generations;
             taken := taken + batch.tasks;
+            room := room - batch.tasks;
+            FOREACH place IN ARRAY own_limits LOOP
+                rooms[place] := rooms[place] - batch.tasks;
+                uses[place] := uses[place] + batch.tasks;
+                IF counted[place] THEN
+                    held_limits := held_limits || place;
+                    held_from := held_from || taken - batch.tasks + 1;
+                    held_tasks := held_tasks || batch.tasks;
+                END IF;
+            END LOOP;
             RETURN QUERY SELECT
                 head.type, head.queue, head.priority, batch.ids, batch.payloads, batch.attempts,
                 batch.max_attempts, batch.generations, batch.waited,
                 NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
-                NULL::boolean[], NULL::boolean, NULL::float8, NULL::uuid[], NULL::text[];
+                NULL::boolean[], NULL::boolean, NULL::float8, NULL::uuid[], NULL::text[], NULL::float8,
+                NULL::boolean;
         END LOOP;
         all_lanes := all_lanes || head.lane;
         all_x := all_x || end_x;
         all_n := all_n || end_n;
         all_ends := all_ends || ended;
+    END LOOP;
+    CLOSE heads;
+
+    IF cardinality(held_limits) > 0 THEN
+        INSERT INTO windlass.claim_limit (token, scope, name, task_ids, remaining)
+        SELECT new_token, split_part(limits[u.place], ' ', 1),
+            substr(limits[u.place], strpos(limits[u.place], ' ') + 1),
+            CASE WHEN u.tasks < taken THEN ids[u.first : u.first + u.tasks - 1] END, u.tasks
+        FROM unnest(held_limits, held_from, held_tasks) AS u (place, first, tasks);
+    END IF;
+
+    is_capped := false;
+    FOR place IN 1 .. cardinality(limits) LOOP
+        IF uses[place] > 0 THEN
+            PERFORM windlass.change_use(
+                split_part(limits[place], ' ', 1), substr(limits[place], strpos(limits[place], ' ') + 1),
+                CASE WHEN counted[place] THEN uses[place] ELSE 0 END,
+                tokens[place] - uses[place], counted_at[place]
+            );
+        END IF;
+        is_capped := is_capped OR coalesce(capped[place] AND rooms[place] <= 0, false);
+        -- What comes within a twentieth of a second is worth one look.
+        refill := greatest(1, least(bursts[place], rates[place] / 20)) - (tokens[place] - uses[place]);
+        IF rates[place] IS NOT NULL AND tokens[place] - uses[place] < 1 THEN
+            more_in := least(more_in, refill / rates[place]);
+        END IF;
     END LOOP;
 
     IF taken > 0 THEN
@@ -969,18 +1244,22 @@ BEGIN
         WHERE q.task_id = ANY (ids);
     END IF;
 
+    -- Who has nothing to do answers the calls that nobody came to in time.
+    has_calls := taken = 0 AND EXISTS (SELECT FROM windlass.gate_used) AND windlass.answer_calls(500, true) > 0;
     RETURN QUERY SELECT
         NULL::text, NULL::text, NULL::smallint, NULL::uuid[], NULL::text[], NULL::smallint[],
         NULL::smallint[], NULL::integer[], NULL::float8[],
         granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
         -- What is later than two seconds is the leader's: from the beginning of the index every
         -- promoted task that an old snapshot keeps would be walked over.
-        (
-            SELECT date_part('epoch', min(s.due) - windlass.clock())
-            FROM windlass.scheduled s
-            WHERE s.due > (SELECT windlass.clock() - interval '2 seconds')
-        ),
-        cancelled, reasons;
+        CASE WHEN has_calls THEN 0 ELSE (
+            SELECT date_part('epoch', least(
+                (SELECT min(s.due) FROM windlass.scheduled s WHERE s.due > w.since),
+                (SELECT min(c.due) FROM windlass.gate_call c WHERE c.due > w.since)
+            ) - windlass.clock())
+            FROM (SELECT windlass.clock() - interval '2 seconds' AS since OFFSET 0) w
+        ) END,
+        cancelled, reasons, more_in, is_capped;
 END
 $$;
 
@@ -1013,6 +1292,14 @@ BEGIN
     snapshot := seen::text;
     alone_waiting := false;
     IF NOT FOUND THEN
+        read_lanes := '{}'; last_x := '{}'; last_n := '{}'; read_to_end := '{}';
+        RETURN NEXT;
+        RETURN;
+    END IF;
+    IF (EXISTS (SELECT FROM windlass.lane_rule) OR EXISTS (SELECT FROM windlass.paused_type))
+        AND windlass.is_limited(queue, type)
+    THEN
+        type := NULL; queue := NULL; priority := NULL; alone_waiting := NULL;
         read_lanes := '{}'; last_x := '{}'; last_n := '{}'; read_to_end := '{}';
         RETURN NEXT;
         RETURN;
@@ -1080,6 +1367,8 @@ CREATE FUNCTION windlass.claim_one(worker uuid, new_token uuid, types text[], qu
 DECLARE
     after_x constant xid8 := coalesce(from_x, 0)::text::xid8;
     after_n constant bigint := coalesce(from_n, -1);
+    is_ruled constant boolean :=
+        EXISTS (SELECT FROM windlass.lane_rule) OR EXISTS (SELECT FROM windlass.paused_type);
     at timestamptz;
 BEGIN
     -- The row of its place is never changed, only removed: who has locked it knows all of the task.
@@ -1097,6 +1386,7 @@ BEGIN
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
         )
+        AND NOT (is_ruled AND windlass.is_limited(t.queue, t.type))
         AND NOT EXISTS (
             SELECT
             FROM windlass.ready o
@@ -1109,12 +1399,12 @@ BEGIN
             SELECT
             FROM windlass.ready r
             WHERE r.task_id = named AND (r.lane = named_lane) IS TRUE
-                AND EXISTS (
+                AND (is_ruled OR EXISTS (
                     SELECT
                     FROM windlass.ready o
                     WHERE o.lane = named_lane AND (o.x, o.n) > (after_x, after_n) AND (o.x, o.n) < (r.x, r.n)
                     OFFSET 0
-                )
+                ))
         );
         RETURN NEXT;
         RETURN;
@@ -1324,6 +1614,9 @@ BEGIN
         'SELECT h.id FROM windlass.replay r JOIN %I.%I h ON h.id = r.task_id '
         'UNION SELECT h.id FROM windlass.replay r JOIN %I.%I h ON h.id = r.ancestor))',
         home, name, home, name);
+    IF EXISTS (SELECT FROM windlass.gate_used) THEN
+        EXECUTE format('DELETE FROM windlass.task_gate k USING %I.%I h WHERE k.task_id = h.id', home, name);
+    END IF;
     EXECUTE format('DROP TABLE %I.%I', home, name);
 END
 $$;
@@ -1359,10 +1652,11 @@ BEGIN
         DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = ANY (ARRAY[g.id])
     )
     DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = ANY (ARRAY[g.id]);
+    PERFORM windlass.call_gates(ended);
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[], expires timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS uuid
+CREATE FUNCTION windlass.enqueue(type text, payload jsonb DEFAULT '{}'::jsonb, queue text DEFAULT NULL::text, priority integer DEFAULT NULL::integer, delay double precision DEFAULT NULL::double precision, at timestamp with time zone DEFAULT NULL::timestamp with time zone, idempotency_key text DEFAULT NULL::text, max_attempts integer DEFAULT NULL::integer, tags text[] DEFAULT NULL::text[], expires timestamp with time zone DEFAULT NULL::timestamp with time zone, ordering_key text DEFAULT NULL::text, on_dead text DEFAULT NULL::text, unique_for double precision DEFAULT NULL::double precision, throttle double precision DEFAULT NULL::double precision, debounce double precision DEFAULT NULL::double precision, dedupe_key text DEFAULT NULL::text) RETURNS uuid
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_seqscan TO 'off'
@@ -1379,6 +1673,8 @@ DECLARE
     is_listed boolean;
 BEGIN
     IF delay IS NULL AND at IS NULL AND idempotency_key IS NULL AND tags IS NULL AND expires IS NULL
+        AND ordering_key IS NULL AND on_dead IS NULL
+        AND unique_for IS NULL AND throttle IS NULL AND debounce IS NULL AND dedupe_key IS NULL
         AND length(type) BETWEEN 1 AND 200 AND type !~ control
         AND coalesce(length(queue) BETWEEN 1 AND 200 AND queue !~ control, true)
         AND coalesce(priority BETWEEN 0 AND 100, true)
@@ -1386,12 +1682,12 @@ BEGIN
         AND jsonb_typeof(payload) = 'object'
         AND pg_column_size(payload) < 1000  -- the text of a longer one could be of gigabytes
     THEN
-        SELECT s.max_payload_bytes, t.queue, t.priority, t.max_attempts, t.retention_seconds INTO known
+        SELECT s.max_payload_bytes, t.queue, t.priority, t.max_attempts, t.retention_seconds, t.limit_by INTO known
         FROM windlass.setting s
         LEFT JOIN windlass.task_type t ON t.name = type
         WHERE s.only_row;
         -- What is in a payload of less than 300 bytes is neither too deep nor too long.
-        IF octet_length(payload::text) <= least(299, known.max_payload_bytes) THEN
+        IF octet_length(payload::text) <= least(299, known.max_payload_bytes) AND known.limit_by IS NULL THEN
             queue := coalesce(queue, known.queue, 'default');
             priority := coalesce(priority, known.priority, 10);
             max_attempts := coalesce(max_attempts, known.max_attempts, 4);
@@ -1421,7 +1717,8 @@ BEGIN
         END IF;
     END IF;
     RETURN windlass.enqueue_checked(
-        type, payload, queue, priority, delay, at, idempotency_key, max_attempts, tags, expires);
+        type, payload, queue, priority, delay, at, idempotency_key, max_attempts, tags, expires,
+        ordering_key, on_dead, unique_for, throttle, debounce, dedupe_key);
 END
 $$;
 
@@ -1470,7 +1767,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue_checked(type text, payload jsonb, queue text, priority integer, delay double precision, at timestamp with time zone, idempotency_key text, max_attempts integer, tags text[], expires timestamp with time zone) RETURNS uuid
+CREATE FUNCTION windlass.enqueue_checked(type text, payload jsonb, queue text, priority integer, delay double precision, at timestamp with time zone, idempotency_key text, max_attempts integer, tags text[], expires timestamp with time zone, ordering_key text, on_dead text, unique_for double precision, throttle double precision, debounce double precision, dedupe_key text) RETURNS uuid
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET extra_float_digits TO '1'
@@ -1482,11 +1779,12 @@ SELECT windlass.enqueue_many(jsonb_build_array(jsonb_build_object(
     'at', CASE WHEN at < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE at END,
     'expires', CASE WHEN expires < '0001-01-02 00:00:00+00' THEN '0001-01-02 00:00:00+00' ELSE expires END,
     'idempotency_key', idempotency_key,
-    'max_attempts', max_attempts, 'tags', tags
+    'max_attempts', max_attempts, 'tags', tags, 'ordering_key', ordering_key, 'on_dead', on_dead,
+    'unique_for', unique_for, 'throttle', throttle, 'debounce', debounce, 'dedupe_key', dedupe_key
 )))
 $$;
 
-CREATE FUNCTION windlass.enqueue_expiring(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, expiries timestamp with time zone[], expiry_delays double precision[]) RETURNS TABLE(ordinal integer, task_id uuid)
+CREATE FUNCTION windlass.enqueue_expiring(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, expiries timestamp with time zone[], expiry_delays double precision[], ordering_keys text[] DEFAULT NULL::text[], keeps_keys boolean[] DEFAULT NULL::boolean[], limit_bys text[] DEFAULT NULL::text[]) RETURNS TABLE(ordinal integer, task_id uuid)
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -1494,7 +1792,8 @@ DECLARE
 BEGIN
     RETURN QUERY SELECT k.ordinal, k.task_id FROM windlass.enqueue_tasks(
         task_ids, types, queues, priorities, payloads, max_attempts, delays, due_times, keys, tag_lists,
-        retentions, fence_token, fence_task, fence_generation, repeated, caller_commits
+        retentions, fence_token, fence_task, fence_generation, repeated, caller_commits, false,
+        ordering_keys, keeps_keys, limit_bys
     ) k;
     at := windlass.clock();
     PERFORM windlass.let_expire(task_ids, ARRAY(
@@ -1512,8 +1811,7 @@ CREATE FUNCTION windlass.enqueue_many(tasks jsonb, fence jsonb DEFAULT NULL::jso
 #variable_conflict use_variable
 DECLARE
     known_options constant text[] :=
-        '{id,type,payload,queue,priority,delay,at,expires,idempotency_key,max_attempts,tags,retention}';
-    not_built constant text[] := '{ordering_key,on_dead}';
+        '{id,type,payload,queue,priority,delay,at,expires,idempotency_key,ordering_key,on_dead,max_attempts,tags,retention,unique_for,throttle,debounce,dedupe_key}';
     settings windlass.setting;
     item jsonb;
     place integer;
@@ -1534,6 +1832,13 @@ DECLARE
     tag_lists text[] := '{}';
     retentions integer[] := '{}';
     expiries timestamptz[] := '{}';
+    ordering_keys text[] := '{}';
+    keeps_keys boolean[] := '{}';
+    limit_bys text[] := '{}';
+    opened jsonb;
+    window_kinds text[] := '{}';
+    window_keys text[] := '{}';
+    window_seconds float8[] := '{}';
     numbered boolean;
     kind jsonb;
 BEGIN
@@ -1557,6 +1862,7 @@ BEGIN
         priorities := array_fill((kind -> 'priority')::smallint, ARRAY[cardinality(ids)]);
         attempts := array_fill((kind -> 'max_attempts')::smallint, ARRAY[cardinality(ids)]);
         retentions := array_fill(known.retention_seconds, ARRAY[cardinality(ids)]);
+        limit_bys := array_fill(known.limit_by::text, ARRAY[cardinality(ids)]);
     END IF;
     FOR item, place IN SELECT e.item, e.ordinal - 1
         FROM jsonb_array_elements(CASE WHEN kind IS NULL THEN tasks ELSE '[]' END)
@@ -1570,7 +1876,7 @@ BEGIN
             item := (SELECT coalesce(jsonb_object_agg(o.key, o.value), '{}') FROM jsonb_each(item) AS o
                 WHERE o.value <> 'null');
             SELECT o.key INTO unknown FROM jsonb_object_keys(item) AS o (key)
-            WHERE o.key <> ALL (known_options || not_built) LIMIT 1;
+            WHERE o.key <> ALL (known_options || 'limit_by'::text) LIMIT 1;  -- which our own clients give
             IF FOUND THEN
                 PERFORM windlass.refuse('WL006', format('option %s is not known; options are: %s',
                     windlass.shown(to_jsonb(unknown)), array_to_string(known_options, ', ')));
@@ -1579,10 +1885,12 @@ BEGIN
             SELECT * INTO known FROM windlass.task_type t WHERE t.name = name;
             payload := coalesce(item -> 'payload', '{}');
             PERFORM windlass.check_payload(name, payload, settings.max_payload_bytes);
-            IF item ?| not_built THEN
-                SELECT o.key INTO unknown FROM unnest(not_built) WITH ORDINALITY AS o (key, ordinal)
-                WHERE item ? o.key ORDER BY o.ordinal LIMIT 1;
-                PERFORM windlass.refuse('WL006', format('option ''%s'' is not built yet', unknown));
+            IF item ? 'on_dead' AND item -> 'on_dead' NOT IN ('"hold"', '"pass"') THEN
+                PERFORM windlass.refuse('WL006', format('on_dead %s: use "hold" or "pass"',
+                    windlass.shown(item -> 'on_dead')));
+            ELSIF item ? 'on_dead' AND NOT item ? 'ordering_key' THEN
+                PERFORM windlass.refuse('WL006',
+                    'option ''on_dead'' says what becomes of an ordering key; give ordering_key too');
             END IF;
             IF item ? 'delay' AND item ? 'at' THEN
                 PERFORM windlass.refuse('WL006',
@@ -1618,6 +1926,14 @@ BEGIN
             tag_lists := tag_lists || CASE WHEN item -> 'tags' <> '[]' THEN (item -> 'tags')::text END;
             retentions := retentions || coalesce((item -> 'retention')::integer, known.retention_seconds);
             expiries := expiries || windlass.checked_expiry(item -> 'expires');
+            ordering_keys := ordering_keys || CASE WHEN item ? 'ordering_key'
+                THEN windlass.checked_name('ordering_key', item -> 'ordering_key') END;
+            keeps_keys := keeps_keys || coalesce(item ->> 'on_dead' = 'hold', false);
+            limit_bys := limit_bys || windlass.checked_limit_by(coalesce(item -> 'limit_by', known.limit_by))::text;
+            opened := windlass.checked_window(item);
+            window_kinds := window_kinds || (opened ->> 'kind');
+            window_keys := window_keys || (opened ->> 'key');
+            window_seconds := window_seconds || (opened -> 'seconds')::float8;
         EXCEPTION WHEN SQLSTATE 'WL005' OR SQLSTATE 'WL006' THEN
             PERFORM windlass.refuse(SQLSTATE,
                 CASE WHEN jsonb_array_length(tasks) > 1 THEN format('item %s: %s', place, SQLERRM)
@@ -1651,19 +1967,38 @@ BEGIN
         WHERE k.time > 1 OR EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[k.id]));
         PERFORM windlass.refuse_id(given, place);
     END IF;
-    RETURN QUERY
-    SELECT coalesce(k.task_id, u.id)
-    FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
-    LEFT JOIN windlass.enqueue_tasks(
-        ids, types, queues, priorities, payloads, attempts, delays, times,
-        CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
-        tag_lists, retentions,
-        (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
-        false, true, numbered
-    ) AS k ON k.ordinal = u.ordinal - 1
-    ORDER BY u.ordinal;
-    IF array_remove(expiries, NULL) <> '{}' THEN
-        PERFORM windlass.let_expire(ids, expiries);
+    IF array_remove(window_kinds, NULL) <> '{}' THEN
+        RETURN QUERY
+        SELECT coalesce(k.task_id, u.id)
+        FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
+        LEFT JOIN windlass.enqueue_windowed(
+            ids, types, queues, priorities, payloads, attempts, delays, times,
+            CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
+            tag_lists, retentions,
+            (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
+            false, true, expiries, NULL,
+            CASE WHEN array_remove(ordering_keys, NULL) <> '{}' THEN ordering_keys END, keeps_keys,
+            CASE WHEN array_remove(limit_bys, NULL) <> '{}' THEN limit_bys END,
+            window_kinds, window_keys, window_seconds, numbered
+        ) AS k ON k.ordinal = u.ordinal - 1
+        ORDER BY u.ordinal;
+    ELSE
+        RETURN QUERY
+        SELECT coalesce(k.task_id, u.id)
+        FROM unnest(ids) WITH ORDINALITY AS u (id, ordinal)
+        LEFT JOIN windlass.enqueue_tasks(
+            ids, types, queues, priorities, payloads, attempts, delays, times,
+            CASE WHEN array_remove(keys, NULL) <> '{}' THEN keys END,
+            tag_lists, retentions,
+            (fence ->> 'token')::uuid, (fence ->> 'task_id')::uuid, (fence ->> 'generation')::integer,
+            false, true, numbered,
+            CASE WHEN array_remove(ordering_keys, NULL) <> '{}' THEN ordering_keys END, keeps_keys,
+            CASE WHEN array_remove(limit_bys, NULL) <> '{}' THEN limit_bys END
+        ) AS k ON k.ordinal = u.ordinal - 1
+        ORDER BY u.ordinal;
+        IF array_remove(expiries, NULL) <> '{}' THEN
+            PERFORM windlass.let_expire(ids, expiries);
+        END IF;
     END IF;
     IF array_remove(given, NULL) <> '{}' THEN
         -- From here on no other task can take these ids, so what had one and ended can be seen.
@@ -1763,7 +2098,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, numbered boolean DEFAULT false) RETURNS TABLE(ordinal integer, task_id uuid)
+CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, numbered boolean DEFAULT false, ordering_keys text[] DEFAULT NULL::text[], keeps_keys boolean[] DEFAULT NULL::boolean[], limit_bys text[] DEFAULT NULL::text[]) RETURNS TABLE(ordinal integer, task_id uuid)
     LANGUAGE plpgsql
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
@@ -1782,6 +2117,8 @@ DECLARE
     taken integer := 0;  -- those of them that nobody had
     clash record;
     missing integer;
+    gated bigint[] := '{}';  -- places in the call
+    keyed bigint[] := '{}';  -- of those that have an ordering key
 BEGIN
     IF fence_token IS NOT NULL THEN
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -1878,6 +2215,15 @@ BEGIN
         END IF;
     END IF;
 
+    IF ordering_keys IS NOT NULL OR limit_bys IS NOT NULL THEN
+        gated := ARRAY(
+            SELECT u.ordinal
+            FROM unnest(task_ids, ordering_keys, limit_bys) WITH ORDINALITY AS u (id, ordering_key, limit_by, ordinal)
+            WHERE (u.ordering_key IS NOT NULL OR u.limit_by IS NOT NULL) AND u.ordinal <> ALL (known)
+            ORDER BY u.ordinal
+        );
+        keyed := ARRAY(SELECT g.ordinal FROM unnest(gated) AS g (ordinal) WHERE ordering_keys[g.ordinal] IS NOT NULL);
+    END IF;
     born := windlass.clock();
     WITH asked AS MATERIALIZED (
         SELECT
@@ -1906,13 +2252,24 @@ BEGIN
         INSERT INTO windlass.scheduled (task_id, lane, generation, due)
         SELECT a.id, a.lane, 1, a.due
         FROM asked a
-        WHERE a.due > born
+        WHERE a.due > born AND a.ordinal <> ALL (keyed)
     )
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
     SELECT a.lane, a.id, 1, a.due
     FROM asked a
-    WHERE a.due <= born
+    WHERE a.due <= born AND a.ordinal <> ALL (gated)
     ORDER BY a.ordinal;
+    IF gated <> '{}' THEN
+        PERFORM windlass.enter_gates(
+            array_agg(task_ids[g.ordinal] ORDER BY g.ordinal), array_agg(types[g.ordinal] ORDER BY g.ordinal),
+            array_agg(payloads[g.ordinal] ORDER BY g.ordinal), array_agg(ordering_keys[g.ordinal] ORDER BY g.ordinal),
+            array_agg(keeps_keys[g.ordinal] ORDER BY g.ordinal), array_agg(limit_bys[g.ordinal] ORDER BY g.ordinal),
+            array_agg(coalesce(
+                coalesce(due_times[g.ordinal], born + delays[g.ordinal] * interval '1 second') > born, false
+            ) ORDER BY g.ordinal)
+        )
+        FROM unnest(gated) AS g (ordinal);
+    END IF;
 
     IF pg_column_size(payloads) > 2000 THEN  -- or none is large
         INSERT INTO windlass.large_payload (task_id, payload)
@@ -1940,12 +2297,190 @@ BEGIN
     WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = k.lane);
     IF caller_commits OR EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.idle) THEN
         PERFORM pg_notify('windlass.wake', CASE
-            WHEN cardinality(task_ids) = 1 AND delays IS NULL AND due_times IS NULL
+            WHEN cardinality(task_ids) = 1 AND delays IS NULL AND due_times IS NULL AND gated = '{}'
                 THEN windlass.lane_number(queues[1], types[1], priorities[1], 0::smallint)::text
             ELSE ''
         END);
     END IF;
     RETURN QUERY SELECT k.ordinal - 1, k.id FROM unnest(known, known_ids) AS k (ordinal, id);
+END
+$$;
+
+CREATE FUNCTION windlass.enqueue_windowed(task_ids uuid[], types text[], queues text[], priorities smallint[], payloads text[], max_attempts smallint[], delays double precision[], due_times timestamp with time zone[], keys text[], tag_lists text[], retentions integer[], fence_token uuid, fence_task uuid, fence_generation integer, repeated boolean, caller_commits boolean, expiries timestamp with time zone[], expiry_delays double precision[], ordering_keys text[], keeps_keys boolean[], limit_bys text[], window_kinds text[], window_keys text[], window_seconds double precision[], numbered boolean DEFAULT false) RETURNS TABLE(ordinal integer, task_id uuid)
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    whole_keys text[];  -- of each task
+    opened text[];  -- types and keys of the windows, each once
+    opened_keys text[];
+    firsts integer[];  -- places in the call
+    lasts integer[];
+    named uuid[];
+    known uuid[] := '{}';
+    undecided integer[];  -- places among the windows
+    moved integer[];
+    found integer[];  -- places in the call of what is not added
+    found_ids uuid[];
+    kept integer[];
+    one integer;
+    said text;
+    place text;
+    way_out text;
+BEGIN
+    whole_keys := ARRAY(
+        SELECT windlass.window_key(u.kind, u.name, u.payload)
+        FROM unnest(window_kinds, window_keys, payloads) WITH ORDINALITY AS u (kind, name, payload, ordinal)
+        ORDER BY u.ordinal
+    );
+    SELECT array_agg(w.type ORDER BY w.first), array_agg(w.key ORDER BY w.first),
+        array_agg(w.first ORDER BY w.first), array_agg(w.last ORDER BY w.first)
+    INTO opened, opened_keys, firsts, lasts
+    FROM (
+        SELECT u.type, u.key, min(u.ordinal) AS first, max(u.ordinal) AS last
+        FROM unnest(types, whole_keys) WITH ORDINALITY AS u (type, key, ordinal)
+        WHERE u.key IS NOT NULL
+        GROUP BY u.type, u.key
+    ) w;
+    named := windlass.picked(task_ids, firsts);
+    IF repeated THEN
+        -- What this call has added before stays as it is.
+        known := windlass.known_among(named);
+    END IF;
+    undecided := ARRAY(
+        SELECT u.ordinal FROM unnest(named) WITH ORDINALITY AS u (id, ordinal) WHERE u.id <> ALL (known)
+        ORDER BY u.ordinal
+    );
+    SELECT array_agg(coalesce(t.id, u.id) ORDER BY u.ordinal) INTO named
+    FROM unnest(named) WITH ORDINALITY AS u (id, ordinal)
+    LEFT JOIN unnest(undecided, windlass.take_windows(
+        windlass.picked(opened, undecided), windlass.picked(opened_keys, undecided),
+        windlass.picked(named, undecided),
+        windlass.picked(window_seconds, windlass.picked(firsts, undecided))
+    )) AS t (ordinal, id) ON t.ordinal = u.ordinal;
+
+    -- Of a debounce the last one counts, also within this call.
+    moved := ARRAY(
+        SELECT w.ordinal
+        FROM unnest(firsts, named) WITH ORDINALITY AS w (first, id, ordinal)
+        WHERE w.ordinal = ANY (undecided) AND window_kinds[w.first] = 'debounce' AND w.id <> task_ids[w.first]
+    );
+    IF moved <> '{}' THEN
+        PERFORM windlass.replace_waiting(
+            windlass.picked(named, moved), windlass.picked(payloads, windlass.picked(lasts, moved)),
+            windlass.picked(window_seconds, windlass.picked(lasts, moved))
+        );
+    END IF;
+    FOREACH one IN ARRAY undecided LOOP
+        IF window_kinds[firsts[one]] = 'debounce' AND one <> ALL (moved) THEN
+            delays := coalesce(delays, array_fill(NULL::float8, ARRAY[cardinality(task_ids)]));
+            delays[firsts[one]] := window_seconds[lasts[one]];
+            payloads[firsts[one]] := payloads[lasts[one]];
+        END IF;
+    END LOOP;
+
+    SELECT coalesce(array_agg(k.ordinal), '{}'), coalesce(array_agg(k.named), '{}') INTO found, found_ids
+    FROM (
+        SELECT u.ordinal, w.named
+        FROM unnest(task_ids, types, whole_keys) WITH ORDINALITY AS u (id, type, key, ordinal)
+        JOIN unnest(opened, opened_keys, firsts, named) AS w (type, key, first, named)
+            ON w.type = u.type AND w.key = u.key
+        WHERE w.first <> u.ordinal OR w.named <> u.id
+    ) k;
+    kept := ARRAY(
+        SELECT u.ordinal FROM unnest(task_ids) WITH ORDINALITY AS u (id, ordinal) WHERE u.ordinal <> ALL (found)
+        ORDER BY u.ordinal
+    );
+    RETURN QUERY SELECT u.ordinal - 1, u.id FROM unnest(found, found_ids) AS u (ordinal, id);
+    IF kept = '{}' AND fence_token IS NULL THEN
+        RETURN;
+    END IF;
+    IF found <> '{}' THEN
+        task_ids := windlass.picked(task_ids, kept);
+        types := windlass.picked(types, kept);
+        queues := windlass.picked(queues, kept);
+        priorities := windlass.picked(priorities, kept);
+        payloads := windlass.picked(payloads, kept);
+        max_attempts := windlass.picked(max_attempts, kept);
+        delays := windlass.picked(delays, kept);
+        due_times := windlass.picked(due_times, kept);
+        keys := windlass.picked(keys, kept);
+        tag_lists := windlass.picked(tag_lists, kept);
+        retentions := windlass.picked(retentions, kept);
+        expiries := windlass.picked(expiries, kept);
+        expiry_delays := windlass.picked(expiry_delays, kept);
+        ordering_keys := windlass.picked(ordering_keys, kept);
+        keeps_keys := windlass.picked(keeps_keys, kept);
+        limit_bys := windlass.picked(limit_bys, kept);
+    END IF;
+    IF array_remove(keys, NULL) = '{}' THEN
+        keys := NULL;
+    END IF;
+    IF keys IS NULL THEN
+        RETURN QUERY SELECT kept[k.ordinal + 1] - 1, k.task_id FROM windlass.enqueue_expiring(
+            task_ids, types, queues, priorities, payloads, max_attempts, delays, due_times, keys, tag_lists,
+            retentions, fence_token, fence_task, fence_generation, repeated, caller_commits, expiries,
+            expiry_delays, ordering_keys, keeps_keys, limit_bys
+        ) k;
+        RETURN;
+    END IF;
+    BEGIN
+        RETURN QUERY SELECT kept[k.ordinal + 1] - 1, k.task_id FROM windlass.enqueue_expiring(
+            task_ids, types, queues, priorities, payloads, max_attempts, delays, due_times, keys, tag_lists,
+            retentions, fence_token, fence_task, fence_generation, repeated, caller_commits, expiries,
+            expiry_delays, ordering_keys, keeps_keys, limit_bys
+        ) k;
+    EXCEPTION WHEN SQLSTATE 'WL002' THEN
+        -- Its index is counted among those that are added.
+        GET STACKED DIAGNOSTICS said = MESSAGE_TEXT, place = PG_EXCEPTION_DETAIL, way_out = PG_EXCEPTION_HINT;
+        one := kept[place::integer + 1] - 1;
+        RAISE EXCEPTION '%', CASE WHEN numbered THEN format('item %s: ', one) ELSE '' END || said
+            USING ERRCODE = 'WL002', DETAIL = one, HINT = way_out;
+    END;
+END
+$$;
+
+CREATE FUNCTION windlass.enter_gates(task_ids uuid[], types text[], payloads text[], ordering_keys text[], keeps_keys boolean[], limit_bys text[], are_later boolean[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    at constant timestamptz := windlass.clock();
+BEGIN
+    WITH asked AS MATERIALIZED (
+        SELECT
+            u.*, windlass.order_gate(u.ordering_key) AS order_gate, v.value, windlass.limit_gate(u.type, v.value) AS limit_gate
+        FROM unnest(task_ids, types, payloads, ordering_keys, keeps_keys, limit_bys, are_later) WITH ORDINALITY
+            AS u (id, type, payload, ordering_key, keeps_key, limit_by, is_later, ordinal)
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN u.limit_by IS NOT NULL
+                THEN windlass.limit_value(u.payload::jsonb, u.limit_by::jsonb) END AS value
+            OFFSET 0  -- worked out once
+        ) v
+    ), noted AS (
+        INSERT INTO windlass.task_gate (
+            task_id, ordering_key, order_gate, limit_type, limit_value, limit_gate, limit_by, keeps_key
+        )
+        SELECT
+            a.id, a.ordering_key, a.order_gate, CASE WHEN a.value IS NOT NULL THEN a.type END, a.value, a.limit_gate,
+            a.limit_by::jsonb, coalesce(a.keeps_key, false)
+        FROM asked a
+    ), waiting AS (
+        INSERT INTO windlass.gate_entry (gate, task_id)
+        SELECT coalesce(a.order_gate, a.limit_gate), a.id
+        FROM asked a
+        WHERE a.order_gate IS NOT NULL OR NOT a.is_later
+        ORDER BY a.ordinal
+    )
+    INSERT INTO windlass.gate_call (gate, due)
+    SELECT DISTINCT coalesce(a.order_gate, a.limit_gate), at
+    FROM asked a
+    WHERE a.order_gate IS NOT NULL OR NOT a.is_later;
+    IF NOT EXISTS (SELECT FROM windlass.gate_used) THEN
+        INSERT INTO windlass.gate_used (since) VALUES (at);
+    END IF;
 END
 $$;
 
@@ -1959,7 +2494,6 @@ CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key
     AS $$
 DECLARE
     late uuid[];
-    waiting uuid[];
     taken uuid[];
     done integer;
     latest constant timestamptz := windlass.clock();
@@ -1974,23 +2508,7 @@ BEGIN
         FOR UPDATE SKIP LOCKED
     ) l;
 
-    SELECT coalesce(array_agg(f.task_id), '{}') INTO waiting
-    FROM (
-        SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (late)
-        ORDER BY r.task_id FOR UPDATE SKIP LOCKED
-    ) f;
-    SELECT waiting || coalesce(array_agg(f.task_id), '{}') INTO waiting
-    FROM (
-        SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (late)
-        ORDER BY s.task_id FOR UPDATE SKIP LOCKED
-    ) f;
-    SELECT coalesce(array_agg(f.id), '{}') INTO taken
-    FROM (
-        SELECT t.id FROM windlass.task t WHERE t.id = ANY (waiting) AND t.attempts = 0
-        ORDER BY t.id FOR UPDATE SKIP LOCKED
-    ) f;
-    DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
-    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
+    taken := windlass.take_all_waiting(late, true);
     PERFORM windlass.end_cancelled(taken, 'expired: it was not started in time', retention, key_retention);
 
     -- What was cancelled, has ended or has begun does not expire any more.
@@ -2090,6 +2608,7 @@ BEGIN
         DELETE FROM windlass.cancel_request q USING gone g WHERE q.task_id = g.id
     )
     DELETE FROM windlass.attempt a USING gone g WHERE a.task_id = g.id;
+    PERFORM windlass.call_gates(failed);
     PERFORM windlass.call_back(failed);
     RETURN failed;
 END
@@ -2135,9 +2654,201 @@ WHERE r.task_id = k.task_id
     AND NOT EXISTS (SELECT FROM windlass.history h WHERE h.id = k.other)
 $$;
 
+CREATE FUNCTION windlass.gate_room(number bigint, type text, value text, held bigint, tokens double precision, counted_at timestamp with time zone, at timestamp with time zone) RETURNS TABLE(room integer, slots integer, rate double precision, burst double precision, tokens double precision, most double precision)
+    LANGUAGE sql STABLE
+    AS $$
+SELECT
+    greatest(0, least(1000, s.slots - held, floor(b.tokens + 1e-6)))::integer,
+    s.slots, r.rate, r.burst, b.tokens, u.most
+FROM (VALUES (1)) AS one
+LEFT JOIN LATERAL (
+    (
+        SELECT v.concurrency, v.rate, v.burst, v.weight, true AS is_ruled
+        FROM windlass.value_rule v
+        WHERE v.type = gate_room.type AND v.value = gate_room.value
+        ORDER BY v.type, v.value, v.by_operator DESC
+        LIMIT 1
+    )
+    UNION ALL
+    (
+        SELECT v.concurrency, v.rate, v.burst, v.weight, true
+        FROM windlass.value_rule v
+        WHERE v.type = gate_room.type AND v.value IS NULL
+        ORDER BY v.type, v.value, v.by_operator DESC
+        LIMIT 1
+    )
+    LIMIT 1
+) r ON number & 1 = 1
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN number & 1 = 0 THEN 1
+        WHEN r.is_ruled THEN coalesce(r.concurrency, 100 * coalesce(r.weight, 1))
+    END AS slots
+) s
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN r.rate IS NOT NULL THEN r.burst - (
+        SELECT count(*)
+        FROM (
+            -- As many are open, and they come first: the others are not walked over.
+            SELECT e.task_id FROM windlass.gate_entry e WHERE e.gate = number AND e.is_open ORDER BY e.x, e.n LIMIT held
+        ) e
+        JOIN windlass.ready w ON w.task_id = ANY (ARRAY[e.task_id])
+    ) END AS most
+    OFFSET 0
+) u
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN r.rate IS NULL THEN NULL
+        -- After the clock has jumped back nobody knows how long ago it was counted.
+        WHEN gate_room.tokens IS NULL OR counted_at > at THEN u.most
+        ELSE least(u.most, gate_room.tokens + date_part('epoch', at - counted_at) * r.rate)
+    END AS tokens
+) b
+$$;
+
+CREATE FUNCTION windlass.gate_status(waiting uuid) RETURNS windlass.task_status
+    LANGUAGE plpgsql STABLE
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    entry record;
+    at constant timestamptz := windlass.clock();
+    number bigint;
+    used integer;
+    before integer;
+    rule record;
+BEGIN
+    SELECT e.gate, e.x, e.n, t.scheduled_for, k.limit_gate, k.limit_type, k.limit_value INTO entry
+    FROM windlass.gate_entry e
+    JOIN windlass.task t ON t.id = e.task_id
+    JOIN windlass.task_gate k ON k.task_id = e.task_id
+    WHERE e.task_id = waiting AND NOT e.is_open;
+    number := entry.gate;
+    IF number & 1 = 0 THEN
+        IF windlass.gate_used_by(number) > 0 OR EXISTS (
+            SELECT FROM windlass.gate_entry o
+            WHERE o.gate = number AND NOT o.is_open AND (o.x, o.n) < (entry.x, entry.n)
+        ) THEN
+            RETURN 'blocked';
+        ELSIF entry.scheduled_for > at THEN
+            RETURN 'scheduled';
+        ELSIF entry.limit_gate IS NULL THEN
+            RETURN 'pending';
+        END IF;
+        -- It would come to that of its value, and be the last one there.
+        number := entry.limit_gate; entry.x := NULL;
+    END IF;
+    used := windlass.gate_used_by(number);
+    SELECT r.slots, floor(r.tokens + 1e-6) AS tokens INTO rule
+    FROM (VALUES (1)) AS one
+    LEFT JOIN windlass.gate g ON g.gate = number
+    CROSS JOIN LATERAL windlass.gate_room(
+        number, entry.limit_type, entry.limit_value, coalesce(g.held, 0), g.tokens, g.counted_at, at) r;
+    SELECT count(*) INTO before
+    FROM (
+        SELECT
+        FROM windlass.gate_entry o
+        WHERE o.gate = number AND NOT o.is_open AND (entry.x IS NULL OR (o.x, o.n) < (entry.x, entry.n))
+        LIMIT least(1000, rule.slots, rule.tokens)
+    ) o;
+    RETURN CASE WHEN used + before >= rule.slots OR before >= rule.tokens THEN 'blocked' ELSE 'pending' END;
+END
+$$;
+
+CREATE FUNCTION windlass.gate_used_by(number bigint) RETURNS integer
+    LANGUAGE sql STABLE
+    AS $$
+SELECT coalesce((SELECT g.held FROM windlass.gate g WHERE g.gate = number), 0)
+    - (SELECT count(*)::integer FROM windlass.gate_call c WHERE c.leaving IS NOT NULL AND c.gate = number)
+$$;
+
+CREATE FUNCTION windlass.give_back(tokens uuid[], ended uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    returned record;
+    was_used integer;
+    is_wanted boolean := false;
+BEGIN
+    FOR returned IN
+        SELECT DISTINCT h.scope, h.name
+        FROM windlass.claim_limit h
+        WHERE h.token = ANY (ARRAY(SELECT DISTINCT u.token FROM unnest(tokens) AS u (token)))
+        ORDER BY 1, 2
+    LOOP
+        PERFORM windlass.lock_limit(returned.scope, returned.name);
+    END LOOP;
+    FOR returned IN
+        WITH gave AS MATERIALIZED (
+            SELECT u.token, count(*)::integer AS tasks, array_agg(u.id) AS ids
+            FROM unnest(tokens, ended) AS u (token, id)
+            GROUP BY u.token
+        ), counted AS MATERIALIZED (
+            SELECT h.ctid AS place, h.scope, h.name, h.remaining, least(h.remaining, k.tasks) AS tasks
+            FROM gave g
+            JOIN windlass.claim_limit h ON h.token = g.token
+            CROSS JOIN LATERAL (
+                SELECT CASE
+                    WHEN h.task_ids IS NULL THEN g.tasks
+                    ELSE (
+                        SELECT count(*)::integer
+                        FROM (SELECT unnest(h.task_ids) INTERSECT SELECT unnest(g.ids)) AS i
+                    )
+                END AS tasks
+            ) k
+            WHERE k.tasks > 0
+        ), gone AS (
+            DELETE FROM windlass.claim_limit h
+            USING counted c
+            WHERE h.ctid = c.place AND c.tasks = c.remaining
+        ), fewer AS (
+            UPDATE windlass.claim_limit h
+            SET remaining = h.remaining - c.tasks
+            FROM counted c
+            WHERE h.ctid = c.place AND c.tasks < c.remaining
+        )
+        SELECT c.scope, c.name, sum(c.tasks)::integer AS tasks, (
+            SELECT r.concurrency
+            FROM windlass.lane_rule r
+            WHERE r.scope = c.scope AND r.name = c.name
+            ORDER BY r.by_operator DESC
+            LIMIT 1
+        ) AS concurrency
+        FROM counted c
+        GROUP BY c.scope, c.name
+        ORDER BY c.scope, c.name
+    LOOP
+        was_used := windlass.change_use(returned.scope, returned.name, -returned.tasks, NULL, windlass.clock());
+        -- Whoever was turned away sleeps.
+        is_wanted := is_wanted OR was_used >= coalesce(returned.concurrency, 0);
+    END LOOP;
+    IF is_wanted THEN
+        PERFORM windlass.wake(false);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION windlass.is_large(payload text) RETURNS boolean
     LANGUAGE sql IMMUTABLE PARALLEL SAFE
     AS $$SELECT octet_length(payload) > 2000$$;
+
+CREATE FUNCTION windlass.is_limited(queue text, type text) RETURNS boolean
+    LANGUAGE plpgsql STABLE
+    AS $$
+BEGIN
+    RETURN EXISTS (
+        SELECT
+        FROM windlass.lane_rule r
+        WHERE (r.scope = 'queue' AND r.name = queue OR r.scope = 'type' AND r.name = is_limited.type)
+            AND (r.concurrency IS NOT NULL OR r.rate IS NOT NULL)
+    ) OR EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = is_limited.type);
+END
+$$;
 
 CREATE FUNCTION windlass.is_whole(given jsonb, lowest bigint, highest bigint) RETURNS boolean
     LANGUAGE plpgsql IMMUTABLE
@@ -2148,6 +2859,19 @@ BEGIN
     END IF;
     RETURN given IS NULL;
 END
+$$;
+
+CREATE FUNCTION windlass.known_among(task_ids uuid[]) RETURNS uuid[]
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+SELECT coalesce(array_agg(u.id), '{}')
+FROM unnest(task_ids) AS u (id)
+WHERE EXISTS (SELECT FROM windlass.task t WHERE t.id = u.id)
+    OR EXISTS (SELECT FROM windlass.history h WHERE h.id = u.id)
+    OR EXISTS (SELECT FROM windlass.dead d WHERE d.id = u.id)
 $$;
 
 CREATE FUNCTION windlass.lane_number(queue text, type text, priority smallint, kind smallint) RETURNS bigint
@@ -2169,6 +2893,61 @@ FROM (
 ) l
 $$;
 
+CREATE FUNCTION windlass.leave_gates(task_ids uuid[], are_completed boolean) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    gates bigint[];
+    numbers integer[];
+BEGIN
+    IF are_completed THEN
+        WITH gone AS (
+            DELETE FROM windlass.gate_entry e WHERE e.task_id = ANY (task_ids) AND e.is_open RETURNING e.gate
+        )
+        SELECT array_agg(k.gate), array_agg(k.tasks) INTO gates, numbers
+        FROM (SELECT g.gate, count(*)::integer AS tasks FROM gone g GROUP BY g.gate) k;
+    ELSE
+        WITH gone AS (
+            DELETE FROM windlass.gate_entry e
+            USING windlass.left_by(task_ids) AS u
+            WHERE e.task_id = ANY (ARRAY[u.task_id]) AND (e.gate = u.gate) IS TRUE AND e.is_open
+            RETURNING e.gate
+        )
+        SELECT array_agg(k.gate), array_agg(k.tasks) INTO gates, numbers
+        FROM (SELECT g.gate, count(*)::integer AS tasks FROM gone g GROUP BY g.gate) k;
+    END IF;
+    IF gates IS NOT NULL THEN
+        PERFORM windlass.pass_gates('{}', gates, numbers, '{}');
+    END IF;
+END
+$$;
+
+CREATE FUNCTION windlass.left_by(task_ids uuid[]) RETURNS TABLE(task_id uuid, gate bigint)
+    LANGUAGE sql STABLE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+SELECT e.task_id, e.gate
+FROM windlass.gate_entry e
+WHERE e.task_id = ANY (task_ids) AND e.is_open AND CASE
+    WHEN EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[e.task_id])) THEN
+        e.gate & 1 = 1 AND EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = ANY (ARRAY[e.task_id]))
+    ELSE e.gate & 1 = 1 OR NOT (
+        EXISTS (SELECT FROM windlass.task_gate k WHERE k.task_id = ANY (ARRAY[e.task_id]) AND k.keeps_key)
+        AND EXISTS (SELECT FROM windlass.dead d WHERE d.id = ANY (ARRAY[e.task_id]))
+    )
+END
+$$;
+
 CREATE FUNCTION windlass.let_expire(task_ids uuid[], expiries timestamp with time zone[]) RETURNS void
     LANGUAGE sql
     SET search_path TO 'pg_catalog', 'pg_temp'
@@ -2181,6 +2960,156 @@ FROM unnest(task_ids, expiries) AS u (id, expires_at)
 WHERE u.expires_at IS NOT NULL
     AND EXISTS (SELECT FROM windlass.task t WHERE t.id = u.id AND t.generation = 1)
 ON CONFLICT DO NOTHING
+$$;
+
+CREATE FUNCTION windlass.limit_gate(type text, value text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT hashtextextended((type || E'\x1f' || value) COLLATE "C", 0) | 1::bigint
+$$;
+
+CREATE FUNCTION windlass.limit_room(scope text, name text, concurrency integer, rate double precision, burst double precision, at timestamp with time zone) RETURNS TABLE(room integer, tokens double precision)
+    LANGUAGE sql STABLE
+    AS $$
+SELECT
+    greatest(0, least(concurrency - coalesce(u.used, 0), floor(b.tokens + 1e-6)))::integer,
+    b.tokens
+FROM (VALUES (1)) AS one
+LEFT JOIN LATERAL (
+    SELECT k.used, k.tokens, k.counted_at
+    FROM windlass.limit_use k
+    WHERE k.scope = limit_room.scope AND k.name = limit_room.name
+    ORDER BY k.version DESC
+    LIMIT 1
+) u ON true
+CROSS JOIN LATERAL (
+    SELECT CASE
+        WHEN rate IS NULL THEN NULL
+        WHEN u.tokens IS NULL OR u.counted_at > at THEN burst
+        ELSE least(burst, u.tokens + date_part('epoch', at - u.counted_at) * rate)
+    END AS tokens
+) b
+$$;
+
+CREATE FUNCTION windlass.limit_value(payload jsonb, limit_by jsonb) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    AS $$
+DECLARE
+    name text := limit_by #>> '{0,0}';
+    value text;
+BEGIN
+    IF jsonb_array_length(limit_by) = 1 THEN
+        value := coalesce(CASE WHEN payload ? name THEN payload ->> name ELSE limit_by #>> '{0,1}' END, 'null');
+    ELSE
+        SELECT jsonb_agg(
+            CASE WHEN payload ? (b.argument ->> 0) THEN payload ->> (b.argument ->> 0) ELSE b.argument ->> 1 END
+            ORDER BY b.ordinal
+        )::text
+        INTO value
+        FROM jsonb_array_elements(limit_by) WITH ORDINALITY AS b (argument, ordinal);
+    END IF;
+    RETURN CASE WHEN length(value) > 200 THEN left(value, 160) || '…' || md5(value) ELSE value END;
+END
+$$;
+
+CREATE FUNCTION windlass.lock_limit(scope text, name text) RETURNS void
+    LANGUAGE sql
+    AS $$
+SELECT pg_advisory_xact_lock(hashtextextended(
+    format('%s %s %s', 'windlass.limit_use'::regclass::oid, scope, name), 0))
+$$;
+
+CREATE FUNCTION windlass.make_ready(through uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    own constant xid8 := pg_current_xact_id();
+BEGIN
+    WITH asked AS MATERIALIZED (
+        SELECT
+            t.id, t.generation, t.scheduled_for, t.queue, t.type, t.priority, k.kind, u.ordinal,
+            windlass.lane_number(t.queue, t.type, t.priority, k.kind) AS lane
+        FROM unnest(through) WITH ORDINALITY AS u (id, ordinal)
+        JOIN windlass.task t ON t.id = ANY (ARRAY[u.id])
+        CROSS JOIN LATERAL (SELECT (CASE WHEN t.recoveries >= 2 THEN 2 ELSE 0 END)::smallint AS kind) k
+    ), added AS (
+        INSERT INTO windlass.ready (lane, x, task_id, generation, ready_at)
+        SELECT a.lane, own, a.id, a.generation, a.scheduled_for FROM asked a ORDER BY a.ordinal
+    )
+    INSERT INTO windlass.lane (lane, queue, type, priority, kind)
+    SELECT k.*
+    FROM (SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind FROM asked a) k
+    WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[k.lane]));
+END
+$$;
+
+CREATE FUNCTION windlass.mend_gates(first_gate bigint) RETURNS integer
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    at constant timestamptz := windlass.clock();
+    numbers constant bigint[] := ARRAY(
+        SELECT g.gate FROM windlass.gate g WHERE g.gate >= first_gate ORDER BY g.gate LIMIT 5000
+    );
+    called integer;
+    passed_over bigint[];
+BEGIN
+    INSERT INTO windlass.gate_call (gate, due, leaving)
+    SELECT l.gate, at, l.task_id
+    FROM windlass.left_by(ARRAY(
+        SELECT e.task_id
+        FROM windlass.gate g
+        CROSS JOIN LATERAL (
+            SELECT o.task_id
+            FROM windlass.gate_entry o
+            WHERE o.gate = g.gate AND o.is_open
+            ORDER BY o.x, o.n
+            LIMIT g.held
+        ) e
+        WHERE g.gate = ANY (numbers)
+            AND NOT EXISTS (SELECT FROM windlass.task t WHERE t.id = ANY (ARRAY[e.task_id]))
+            -- What has just ended leaves by itself.
+            AND NOT EXISTS (
+                SELECT FROM windlass.history h
+                WHERE h.id = ANY (ARRAY[e.task_id]) AND h.completed_at > at - interval '1 minute'
+            )
+            AND NOT EXISTS (
+                SELECT FROM windlass.dead d
+                WHERE d.id = ANY (ARRAY[e.task_id]) AND d.completed_at > at - interval '1 minute'
+            )
+    )) l
+    WHERE NOT EXISTS (SELECT FROM windlass.gate_call c WHERE c.leaving = ANY (ARRAY[l.task_id]) AND c.gate = l.gate);
+    GET DIAGNOSTICS called = ROW_COUNT;
+    passed_over := ARRAY(
+        SELECT g.gate
+        FROM windlass.gate g
+        CROSS JOIN LATERAL (
+            SELECT FROM windlass.gate_entry e
+            WHERE e.gate = g.gate AND (e.x, e.n) <= (g.from_x, g.from_n) AND NOT e.is_open
+            LIMIT 1
+        ) e
+        WHERE g.gate = ANY (numbers)
+        ORDER BY g.gate
+        FOR UPDATE OF g SKIP LOCKED
+    );
+    UPDATE windlass.gate g SET from_x = '0', from_n = -1 WHERE g.gate = ANY (passed_over);
+    INSERT INTO windlass.gate_call (gate, due) SELECT u.gate, at FROM unnest(passed_over) AS u (gate);
+    RETURN called + cardinality(passed_over);
+END
 $$;
 
 CREATE FUNCTION windlass.new_task_id() RETURNS uuid
@@ -2199,9 +3128,250 @@ SELECT encode(
 )::uuid
 $$;
 
+CREATE FUNCTION windlass.open_limits(types text[], queues text[], lanes bigint[], from_x bigint[], from_n bigint[], all_of_them boolean, other_than text[]) RETURNS TABLE(scope text, name text, is_counted boolean, rate double precision, burst double precision, room integer, tokens double precision, counted_at timestamp with time zone)
+    LANGUAGE plpgsql
+    AS $$
+#variable_conflict use_column
+DECLARE
+    rule record;
+BEGIN
+    FOR rule IN
+        SELECT r.scope, r.name, r.concurrency, r.rate, r.burst
+        FROM windlass.lane_rule_in_force r
+        WHERE (r.concurrency IS NOT NULL OR r.rate IS NOT NULL)
+            AND EXISTS (
+                SELECT
+                FROM windlass.lane k
+                LEFT JOIN unnest(lanes, from_x, from_n) AS b (lane, x, n) ON b.lane = k.lane
+                WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
+                    AND (other_than IS NULL OR k.queue <> ALL (other_than))
+                    AND NOT EXISTS (
+                        SELECT FROM windlass.queue q WHERE q.name = k.queue AND q.paused_at IS NOT NULL
+                    )
+                    AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = k.type)
+                    AND CASE r.scope WHEN 'queue' THEN k.queue = r.name ELSE k.type = r.name END
+                    AND (all_of_them OR EXISTS (
+                        SELECT
+                        FROM windlass.ready w
+                        WHERE w.lane = k.lane
+                            AND (w.x, w.n) > (coalesce(b.x, 0)::text::xid8, coalesce(b.n, -1))
+                    ))
+            )
+        ORDER BY r.scope, r.name
+    LOOP
+        counted_at := windlass.clock();
+        SELECT u.room, u.tokens INTO room, tokens
+        FROM windlass.limit_room(rule.scope, rule.name, rule.concurrency, rule.rate, rule.burst, counted_at) u;
+        IF room > 0 THEN
+            PERFORM windlass.lock_limit(rule.scope, rule.name);
+            counted_at := windlass.clock();
+            SELECT u.room, u.tokens INTO room, tokens
+            FROM windlass.limit_room(rule.scope, rule.name, rule.concurrency, rule.rate, rule.burst, counted_at) u;
+        END IF;
+        scope := rule.scope; name := rule.name; is_counted := rule.concurrency IS NOT NULL;
+        rate := rule.rate; burst := rule.burst;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION windlass.order_gate(ordering_key text) RETURNS bigint
+    LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    AS $$
+SELECT hashtextextended(ordering_key COLLATE "C", 0) & ~1::bigint
+$$;
+
 CREATE FUNCTION windlass.others_than(these bigint[], last integer) RETURNS bigint[]
     LANGUAGE sql IMMUTABLE
     RETURN ARRAY(SELECT a.n FROM generate_series((1)::bigint, (others_than.last)::bigint) a(n) EXCEPT SELECT t.n FROM unnest(others_than.these) t(n));
+
+CREATE FUNCTION windlass.pass_gates(called bigint[], left_gates bigint[], left_numbers integer[], leaving uuid[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    numbers bigint[];
+    entered bigint[] := '{}';
+    through uuid[];
+    emptied bigint[];
+    at timestamptz;
+    no_older xid8;  -- whatever comes yet is of this transaction or a later one
+    has_news boolean := false;
+BEGIN
+    FOR is_limit IN 0..1 LOOP
+        numbers := ARRAY(
+            SELECT DISTINCT u.gate FROM unnest(called || left_gates || entered) AS u (gate)
+            WHERE u.gate & 1 = is_limit
+            ORDER BY 1
+        );
+        CONTINUE WHEN numbers = '{}';
+        INSERT INTO windlass.gate AS g (gate, type, name)
+        SELECT u.gate, k.type, coalesce(k.name, '')
+        FROM unnest(numbers) AS u (gate)
+        LEFT JOIN LATERAL (
+            SELECT
+                CASE WHEN is_limit = 1 THEN t.limit_type END AS type,
+                CASE WHEN is_limit = 1 THEN t.limit_value ELSE t.ordering_key END AS name
+            FROM windlass.gate_entry e
+            JOIN windlass.task_gate t ON t.task_id = ANY (ARRAY[e.task_id])
+            WHERE e.gate = u.gate
+                -- Where there is a row it has its name.
+                AND NOT EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate]))
+            LIMIT 1
+        ) k ON true
+        ORDER BY u.gate
+        ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false;  -- locked, and not written
+
+        IF leaving <> '{}' THEN
+            WITH gone AS (
+                DELETE FROM windlass.gate_entry e
+                USING windlass.left_by(leaving) AS u
+                WHERE e.task_id = ANY (ARRAY[u.task_id]) AND (e.gate = u.gate) IS TRUE AND e.is_open
+                    AND e.gate = ANY (numbers)
+                RETURNING e.gate
+            ), counted AS (
+                SELECT o.gate, count(*)::integer AS tasks FROM gone o GROUP BY o.gate
+            )
+            SELECT left_gates || coalesce(array_agg(c.gate), '{}'), left_numbers || coalesce(array_agg(c.tasks), '{}')
+            INTO left_gates, left_numbers
+            FROM counted c;
+        END IF;
+        at := windlass.clock();
+        no_older := pg_snapshot_xmin(pg_current_snapshot());
+        WITH room AS MATERIALIZED (
+            SELECT
+                g.gate, g.called_for, g.held - l.tasks AS held, l.tasks AS gone, r.*,
+                -- Beyond all there are: it is of a database that was copied to a server which counts anew.
+                CASE WHEN g.from_x > no_older THEN '0'::xid8 ELSE g.from_x END AS from_x,
+                CASE WHEN g.from_x > no_older THEN -1 ELSE g.from_n END AS from_n
+            FROM windlass.gate g
+            CROSS JOIN LATERAL (
+                SELECT coalesce(left_numbers[array_position(left_gates, g.gate)], 0) AS tasks OFFSET 0
+            ) l
+            CROSS JOIN LATERAL windlass.gate_room(
+                g.gate, g.type, g.name, g.held - l.tasks, g.tokens, g.counted_at, at) r
+            WHERE g.gate = ANY (numbers)
+        ), first AS MATERIALIZED (
+            SELECT m.gate, t.*
+            FROM room m
+            CROSS JOIN LATERAL (
+                SELECT
+                    count(*)::integer AS tried, max(f.x) AS last_x, (array_agg(f.n))[count(*)] AS last_n,
+                    array_agg(f.place) AS places
+                FROM (
+                    SELECT e.ctid AS place, e.x, e.n
+                    FROM windlass.gate_entry e
+                    WHERE e.gate = m.gate AND (e.x, e.n) > (m.from_x, m.from_n) AND NOT e.is_open
+                    ORDER BY e.x, e.n
+                    LIMIT m.room
+                ) f
+            ) t
+            WHERE m.room > 0
+        ), mine AS MATERIALIZED (
+            SELECT e.ctid AS place, e.gate, e.x, e.n, e.task_id
+            FROM windlass.gate_entry e
+            WHERE e.ctid = ANY (ARRAY(SELECT unnest(f.places) FROM first f)) AND NOT e.is_open
+            FOR UPDATE SKIP LOCKED
+        ), opened AS (
+            UPDATE windlass.gate_entry e
+            SET is_open = true
+            WHERE e.ctid = ANY (ARRAY(SELECT m.place FROM mine m))
+        ), taken AS MATERIALIZED (
+            SELECT array_agg(k.gate) AS gates, array_agg(k.tasks) AS tasks
+            FROM (SELECT m.gate, count(*)::integer AS tasks FROM mine m GROUP BY m.gate) k
+        ), firsts AS MATERIALIZED (
+            SELECT array_agg(f.gate) AS gates, array_agg(f.tried) AS tried, array_agg(f.last_x) AS xs, array_agg(f.last_n) AS ns
+            FROM first f
+            WHERE f.tried > 0
+        ), counted AS MATERIALIZED (
+            SELECT
+                m.*, o.tried, o.last_x, o.last_n, o.tasks,
+                CASE
+                    WHEN o.tasks < o.tried THEN at + interval '1 second'  -- somebody holds one of them
+                    WHEN o.tasks = m.room AND m.room = 1000 THEN at
+                    -- What it let through has to be claimed first, and nobody tells of that.
+                    WHEN m.most < 1 AND coalesce(m.slots - m.held > 0, true) THEN at + interval '1 second'
+                    WHEN m.rate IS NOT NULL AND o.tasks = m.room AND coalesce(m.slots - m.held > m.room, true) THEN
+                        -- What comes within a twentieth of a second is worth one look.
+                        at + (greatest(1, least(m.burst, m.rate / 20)) - (m.tokens - o.tasks)) / m.rate
+                            * interval '1 second'
+                END AS again_at
+            FROM taken t
+            CROSS JOIN firsts f
+            CROSS JOIN room m
+            CROSS JOIN LATERAL (
+                SELECT array_position(f.gates, m.gate) AS first, array_position(t.gates, m.gate) AS mine OFFSET 0
+            ) p
+            CROSS JOIN LATERAL (
+                SELECT
+                    coalesce(f.tried[p.first], 0) AS tried, f.xs[p.first] AS last_x, f.ns[p.first] AS last_n,
+                    coalesce(t.tasks[p.mine], 0) AS tasks
+                OFFSET 0
+            ) o
+        ), noted AS (
+            UPDATE windlass.gate g
+            SET held = c.held + c.tasks,
+                tokens = c.tokens - c.tasks,
+                counted_at = CASE WHEN c.rate IS NOT NULL THEN at END,
+                -- Before the last one that was let through nobody waits, but for those whose transactions are open.
+                from_x = CASE WHEN c.tasks > 0 AND c.tasks = c.tried THEN least(c.last_x, no_older) ELSE c.from_x END,
+                from_n = CASE
+                    WHEN c.tasks = 0 OR c.tasks < c.tried THEN c.from_n
+                    WHEN c.last_x < no_older THEN c.last_n
+                    ELSE -1
+                END,
+                called_for = CASE
+                    WHEN g.called_for > at AND g.called_for <= coalesce(c.again_at, 'infinity') THEN g.called_for
+                    ELSE c.again_at
+                END
+            FROM counted c
+            WHERE g.gate = ANY (ARRAY[c.gate]) AND (c.tasks > 0 OR c.gone > 0 OR c.again_at IS NOT NULL)
+        ), called_again AS (
+            INSERT INTO windlass.gate_call (gate, due)
+            SELECT c.gate, c.again_at
+            FROM counted c
+            WHERE c.again_at IS NOT NULL AND NOT coalesce(c.called_for > at AND c.called_for <= c.again_at, false)
+        )
+        SELECT
+            (SELECT array_agg(m.task_id ORDER BY m.x, m.n) FROM mine m),
+            (SELECT array_agg(c.gate) FROM counted c WHERE c.held + c.tasks = 0)
+        INTO through, emptied;
+        IF through IS NOT NULL AND is_limit = 0 THEN
+            entered := windlass.place_gated(through);
+        ELSIF through IS NOT NULL THEN
+            PERFORM windlass.make_ready(through);
+        END IF;
+        has_news := has_news OR through IS NOT NULL;
+
+        IF emptied IS NOT NULL THEN
+            -- Where nobody is at it, it goes; but what its bucket lacks is remembered.
+            WITH idle AS MATERIALIZED (
+                SELECT g.gate, r.rate, r.burst - r.tokens AS lacks
+                FROM windlass.gate g
+                CROSS JOIN LATERAL windlass.gate_room(g.gate, g.type, g.name, g.held, g.tokens, g.counted_at, at) r
+                WHERE g.gate = ANY (emptied)
+                    AND NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[g.gate]))
+            ), later AS (
+                INSERT INTO windlass.gate_call (gate, due)
+                SELECT i.gate, at + i.lacks / i.rate * interval '1 second' FROM idle i WHERE i.lacks > 0
+            )
+            DELETE FROM windlass.gate g
+            USING idle i
+            WHERE g.gate = ANY (ARRAY[i.gate]) AND NOT coalesce(i.lacks > 0, false);
+        END IF;
+    END LOOP;
+    IF has_news THEN
+        PERFORM windlass.wake(false);
+    END IF;
+END
+$$;
 
 CREATE FUNCTION windlass.payload_fault(part jsonb, max_bytes integer) RETURNS text
     LANGUAGE plpgsql STABLE
@@ -2239,6 +3409,68 @@ BEGIN
     RETURN NULL;
 END
 $_$;
+
+CREATE FUNCTION windlass.picked(given anyarray, places integer[]) RETURNS anyarray
+    LANGUAGE sql IMMUTABLE
+    AS $$
+SELECT CASE WHEN given IS NOT NULL THEN ARRAY(
+    SELECT given[u.place] FROM unnest(places) WITH ORDINALITY AS u (place, ordinal) ORDER BY u.ordinal
+) END
+$$;
+
+CREATE FUNCTION windlass.place_gated(placed uuid[]) RETURNS bigint[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET plan_cache_mode TO 'force_generic_plan'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    at constant timestamptz := windlass.clock();
+    entered bigint[];
+BEGIN
+    WITH asked AS MATERIALIZED (
+        SELECT
+            t.id, t.generation, t.scheduled_for AS due, t.queue, t.type, t.priority, k.kind, u.ordinal,
+            windlass.lane_number(t.queue, t.type, t.priority, k.kind) AS lane,
+            CASE
+                WHEN g.order_gate IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM windlass.gate_entry e
+                    WHERE e.task_id = ANY (ARRAY[t.id]) AND (e.gate = g.order_gate) IS TRUE AND e.is_open
+                ) THEN g.order_gate
+                WHEN t.scheduled_for > at THEN NULL
+                WHEN g.limit_gate IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM windlass.gate_entry e
+                    WHERE e.task_id = ANY (ARRAY[t.id]) AND (e.gate = g.limit_gate) IS TRUE AND e.is_open
+                ) THEN g.limit_gate
+            END AS gate
+        FROM unnest(placed) WITH ORDINALITY AS u (id, ordinal)
+        JOIN windlass.task t ON t.id = ANY (ARRAY[u.id])
+        JOIN windlass.task_gate g ON g.task_id = ANY (ARRAY[u.id])
+        CROSS JOIN LATERAL (SELECT (CASE WHEN t.recoveries >= 2 THEN 2 ELSE 0 END)::smallint AS kind) k
+    ), waiting AS (
+        INSERT INTO windlass.gate_entry (gate, task_id)
+        SELECT a.gate, a.id FROM asked a WHERE a.gate IS NOT NULL ORDER BY a.ordinal
+    ), later AS (
+        INSERT INTO windlass.scheduled (task_id, lane, generation, due)
+        SELECT a.id, a.lane, a.generation, a.due FROM asked a WHERE a.gate IS NULL AND a.due > at
+    ), now AS (
+        INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
+        SELECT a.lane, a.id, a.generation, a.due FROM asked a WHERE a.gate IS NULL AND a.due <= at ORDER BY a.ordinal
+    ), listed AS (
+        INSERT INTO windlass.lane (lane, queue, type, priority, kind)
+        SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind
+        FROM asked a
+        WHERE a.gate IS NULL AND NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[a.lane]))
+    )
+    SELECT coalesce(array_agg(DISTINCT a.gate), '{}') INTO entered FROM asked a WHERE a.gate IS NOT NULL;
+    RETURN entered;
+END
+$$;
 
 CREATE FUNCTION windlass.plain_kind(tasks jsonb, max_bytes integer) RETURNS jsonb
     LANGUAGE plpgsql STABLE
@@ -2293,6 +3525,8 @@ CREATE FUNCTION windlass.promote_due(max_tasks integer, all_of_them boolean) RET
 DECLARE
     promoted integer;
     lanes bigint[];
+    gated uuid[] := '{}';
+    has_gates constant boolean := EXISTS (SELECT FROM windlass.gate_used);
     -- Values, since a volatile call is no condition that an index can be searched by.
     latest constant timestamptz := windlass.clock();
     earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
@@ -2314,11 +3548,24 @@ BEGIN
         INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
         SELECT g.lane, g.task_id, g.generation, g.due
         FROM gone g
+        WHERE NOT (has_gates AND EXISTS (
+            -- What waits for its time was let through that of its ordering key, if it has one.
+            SELECT FROM windlass.task_gate k WHERE k.task_id = ANY (ARRAY[g.task_id]) AND k.limit_gate IS NOT NULL
+        ))
         ORDER BY g.due, g.task_id
-        RETURNING lane
+        RETURNING lane, task_id
     )
-    SELECT count(*), array_agg(DISTINCT a.lane) INTO promoted, lanes FROM added a;
+    SELECT
+        count(*), array_agg(DISTINCT a.lane),
+        CASE WHEN has_gates THEN array_agg(g.task_id ORDER BY g.due, g.task_id) FILTER (WHERE a.task_id IS NULL) END
+    INTO promoted, lanes, gated
+    FROM gone g
+    LEFT JOIN added a ON a.task_id = g.task_id;
     IF promoted > 0 THEN
+        IF gated IS NOT NULL THEN
+            INSERT INTO windlass.gate_call (gate, due)
+            SELECT g.gate, latest FROM unnest(windlass.place_gated(gated)) AS g (gate);
+        END IF;
         PERFORM windlass.relist_lanes(lanes);
         PERFORM windlass.wake(false);
     END IF;
@@ -2462,10 +3709,61 @@ BEGIN
         DELETE FROM windlass.large_payload l
         USING gone g
         WHERE g.is_large AND l.task_id = g.id
+    ), gateless AS (
+        DELETE FROM windlass.task_gate k USING gone g WHERE k.task_id = g.id
     )
     SELECT g.id FROM gone g;
     PERFORM set_config('windlass_internal.removing', 'off', true);
     PERFORM windlass.forget_lineage(locked);
+    PERFORM windlass.call_gates(locked);
+END
+$$;
+
+CREATE FUNCTION windlass.replace_waiting(waiting uuid[], payloads text[], seconds double precision[]) RETURNS void
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    at timestamptz;
+BEGIN
+    PERFORM FROM windlass.task t WHERE t.id = ANY (waiting) ORDER BY t.id FOR UPDATE;
+    at := windlass.clock();
+    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (waiting);
+    WITH replaced AS (
+        UPDATE windlass.task t
+        SET payload = CASE WHEN NOT windlass.is_large(u.payload) THEN u.payload::jsonb END,
+            scheduled_for = at + u.seconds * interval '1 second'
+        FROM unnest(waiting, payloads, seconds) AS u (id, payload, seconds)
+        WHERE t.id = ANY (ARRAY[u.id])
+        RETURNING t.id, t.queue, t.type, t.priority, t.generation, t.scheduled_for
+    )
+    INSERT INTO windlass.scheduled (task_id, lane, generation, due)
+    SELECT r.id, windlass.lane_number(r.queue, r.type, r.priority, 0::smallint), r.generation, r.scheduled_for
+    FROM replaced r;
+    DELETE FROM windlass.large_payload l WHERE l.task_id = ANY (waiting);
+    INSERT INTO windlass.large_payload (task_id, payload)
+    SELECT u.id, u.payload
+    FROM unnest(waiting, payloads) AS u (id, payload)
+    WHERE windlass.is_large(u.payload);
+    IF EXISTS (SELECT FROM windlass.gate_used) THEN
+        -- At the gate of its value it is not yet: it waits for its time first.
+        UPDATE windlass.task_gate k
+        SET limit_value = n.value, limit_gate = windlass.limit_gate(k.limit_type, n.value)
+        FROM (
+            SELECT g.task_id, windlass.limit_value(u.payload::jsonb, g.limit_by) AS value
+            FROM unnest(waiting, payloads) AS u (id, payload)
+            JOIN windlass.task_gate g ON g.task_id = ANY (ARRAY[u.id]) AND g.limit_by IS NOT NULL
+            OFFSET 0  -- worked out once
+        ) n
+        WHERE k.task_id = ANY (ARRAY[n.task_id]);
+    END IF;
+    PERFORM windlass.wake(false);
 END
 $$;
 
@@ -2490,6 +3788,7 @@ DECLARE
     answers text[];
     found uuid[];
     part record;
+    taken_over uuid[];
 BEGIN
     -- With the rows locked: what was replayed meanwhile can be seen by now.
     SELECT
@@ -2526,11 +3825,14 @@ BEGIN
             array_agg(k.max_attempts ORDER BY k.ordinal) AS max_attempts,
             CASE WHEN max(k.delay) > 0 THEN array_agg(k.delay ORDER BY k.ordinal) END AS delays,
             array_agg(k.tags ORDER BY k.ordinal) AS tag_lists,
-            array_agg(k.retention_seconds ORDER BY k.ordinal) AS retentions
+            array_agg(k.retention_seconds ORDER BY k.ordinal) AS retentions,
+            array_agg(k.ordering_key ORDER BY k.ordinal) AS ordering_keys,
+            array_agg(k.keeps_key ORDER BY k.ordinal) AS keeps_keys,
+            array_agg(k.limit_by::text ORDER BY k.ordinal) AS limit_bys
         FROM (
             SELECT
                 u.ordinal, u.new_id, u.delay, d.type, d.queue, d.priority, d.max_attempts,
-                d.retention_seconds, to_jsonb(d.tags)::text AS tags,
+                d.retention_seconds, to_jsonb(d.tags)::text AS tags, g.ordering_key, g.keeps_key, g.limit_by,
                 coalesce(u.payload, d.payload::text, l.payload) AS payload,
                 sum(coalesce(octet_length(u.payload), octet_length(l.payload), 2000))
                     OVER (ORDER BY u.ordinal) / (64 << 20) AS number
@@ -2538,6 +3840,7 @@ BEGIN
                 AS u (ancestor, new_id, delay, payload, answer, ordinal)
             JOIN windlass.dead d ON d.id = ANY (ARRAY[u.ancestor])
             LEFT JOIN windlass.large_payload l ON d.payload IS NULL AND l.task_id = ANY (ARRAY[d.id])
+            LEFT JOIN windlass.task_gate g ON g.task_id = ANY (ARRAY[d.id])
             WHERE u.answer = 'new'
         ) k
         GROUP BY k.number
@@ -2545,8 +3848,26 @@ BEGIN
     LOOP
         PERFORM FROM windlass.enqueue_tasks(
             part.ids, part.types, part.queues, part.priorities, part.payloads, part.max_attempts,
-            part.delays, NULL, NULL, part.tag_lists, part.retentions, NULL, NULL, NULL, false, false
+            part.delays, NULL, NULL, part.tag_lists, part.retentions, NULL, NULL, NULL, false, false, false,
+            part.ordering_keys, part.keeps_keys, part.limit_bys
         );
+        IF array_remove(part.ordering_keys, NULL) <> '{}' THEN
+            -- What a letter still keeps of its ordering key goes to the new one, which does not wait for it then.
+            WITH kept AS (
+                UPDATE windlass.gate_entry e
+                SET task_id = u.new_id
+                FROM unnest(ancestors, new_ids, answers) AS u (ancestor, new_id, answer)
+                WHERE u.answer = 'new' AND u.new_id = ANY (part.ids)
+                    AND e.task_id = ANY (ARRAY[u.ancestor]) AND e.is_open AND e.gate & 1 = 0
+                RETURNING u.new_id
+            )
+            SELECT coalesce(array_agg(k.new_id), '{}') INTO taken_over FROM kept k;
+            IF taken_over <> '{}' THEN
+                DELETE FROM windlass.gate_entry e WHERE e.task_id = ANY (taken_over) AND NOT e.is_open;
+                INSERT INTO windlass.gate_call (gate, due)
+                SELECT g.gate, windlass.clock() FROM unnest(windlass.place_gated(taken_over)) AS g (gate);
+            END IF;
+        END IF;
     END LOOP;
 
     INSERT INTO windlass.replay (task_id, ancestor, generation, depth, replayed_at)
@@ -2579,6 +3900,8 @@ DECLARE
     expired record;
     sums record;
     blocked integer := 0;
+    over uuid[] := '{}';
+    given_back uuid[] := '{}';
     at timestamptz;
 BEGIN
     claims := 0; returned := 0; lost_attempts := 0; dead := 0; cancelled := 0; died := '{}';
@@ -2709,7 +4032,8 @@ BEGIN
                 count(*) FILTER (WHERE h.fate IN ('lost', 'dead')) AS lost,
                 count(*) FILTER (WHERE h.fate = 'dead') AS dead,
                 count(*) FILTER (WHERE h.fate = 'cancelled') AS cancelled,
-                array_agg(h.id) FILTER (WHERE h.fate = 'dead') AS died
+                array_agg(h.id) FILTER (WHERE h.fate = 'dead') AS died,
+                coalesce(array_agg(h.id), '{}') AS ids
             INTO sums
             FROM held h;
 
@@ -2723,6 +4047,8 @@ BEGIN
             ) THEN
                 CONTINUE WHEN sums.returned + sums.dead + sums.cancelled = 0;
             ELSE
+                -- Also for what a handler has ended itself and nobody counted down.
+                sums.ids := (SELECT b.task_ids FROM windlass.claim_task b WHERE b.token = expired.token);
                 DELETE FROM windlass.claim c WHERE c.token = expired.token;
                 DELETE FROM windlass.claim_task b WHERE b.token = expired.token;
                 DELETE FROM windlass.completed_within w WHERE w.token = expired.token;
@@ -2730,6 +4056,11 @@ BEGIN
             IF sums.dead > 0 THEN
                 died := died || sums.died;
                 PERFORM windlass.call_back(sums.died);
+            END IF;
+            PERFORM windlass.call_gates(sums.ids);
+            IF EXISTS (SELECT FROM windlass.claim_limit h WHERE h.token = expired.token) THEN
+                over := over || array_fill(expired.token, ARRAY[cardinality(sums.ids)]);
+                given_back := given_back || sums.ids;
             END IF;
             claims := claims + 1;
             returned := returned + sums.returned;
@@ -2744,10 +4075,30 @@ BEGIN
             END IF;
         END;
     END LOOP;
+    IF cardinality(over) > 0 THEN
+        PERFORM windlass.give_back(over, given_back);
+    END IF;
     IF returned > 0 THEN
         PERFORM windlass.wake(false);
     END IF;
     RETURN NEXT;
+END
+$$;
+
+CREATE FUNCTION windlass.reserve_windows(types text[], keys text[], given uuid[], seconds double precision[], repeated boolean) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    known constant uuid[] := CASE WHEN repeated THEN windlass.known_among(given) ELSE '{}' END;
+    places constant integer[] := ARRAY(
+        SELECT u.ordinal FROM unnest(given) WITH ORDINALITY AS u (id, ordinal) WHERE u.id <> ALL (known)
+    );
+BEGIN
+    PERFORM windlass.take_windows(
+        windlass.picked(types, places), windlass.picked(keys, places), windlass.picked(given, places),
+        windlass.picked(seconds, places)
+    );
 END
 $$;
 
@@ -2823,6 +4174,14 @@ BEGIN
         (e ->> 'worker_id')::uuid, (e ->> 'started_at')::timestamptz, (e ->> 'ended_at')::timestamptz,
         e - '{attempt,generation,worker_id,started_at,ended_at}'::text[]
     FROM jsonb_array_elements(coalesce(was.errors, '[]')) AS j (e);
+    IF EXISTS (SELECT FROM windlass.task_gate k WHERE k.task_id = reopened) THEN
+        -- Where it has not left yet it stays.
+        DELETE FROM windlass.gate_call c WHERE c.leaving = reopened;
+        INSERT INTO windlass.gate_call (gate, due)
+        SELECT g.gate, at FROM unnest(windlass.place_gated(ARRAY[reopened])) AS g (gate);
+        PERFORM windlass.wake(false);
+        RETURN true;
+    END IF;
     INSERT INTO windlass.ready (lane, task_id, generation, ready_at)
     VALUES (windlass.lane_number(was.queue, was.type, was.priority, 0::smallint), was.id, was.generation + 1, at);
     PERFORM windlass.add_lanes(
@@ -2830,6 +4189,59 @@ BEGIN
     PERFORM windlass.wake(false);
     RETURN true;
 END
+$$;
+
+CREATE FUNCTION windlass.ruled_heads(types text[], queues text[], ageing interval, lanes bigint[], from_x bigint[], from_n bigint[], late xid8[], other_than text[]) RETURNS TABLE(lane bigint, type text, queue text, priority smallint, kind smallint, x xid8, n bigint, ready_at timestamp with time zone)
+    LANGUAGE sql STABLE
+    AS $$
+WITH lane_of AS MATERIALIZED (
+    SELECT DISTINCT
+        k.type, k.queue, k.priority, k.kind, k.lane, coalesce(r.ageing = 'Infinity', false) AS is_strict,
+        CASE WHEN r.ageing < 'Infinity' THEN r.ageing * interval '1 second' ELSE ruled_heads.ageing END AS step
+    FROM windlass.lane k
+    LEFT JOIN windlass.lane_rule_in_force r ON r.scope = 'queue' AND r.name = k.queue
+    WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
+        AND (other_than IS NULL OR k.queue <> ALL (other_than))
+        AND NOT EXISTS (SELECT FROM windlass.queue q WHERE q.name = k.queue AND q.paused_at IS NOT NULL)
+        AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = k.type)
+), head AS (
+    SELECT
+        l.*, coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
+        least(h.ready_at, o.ready_at) AS ready_at,
+        least(h.ready_at, o.ready_at) - l.priority * l.step AS rank
+    FROM lane_of l
+    LEFT JOIN unnest(lanes, from_x, from_n) AS b (lane, x, n) ON b.lane = l.lane
+    LEFT JOIN LATERAL (
+        SELECT r.ready_at
+        FROM windlass.ready r
+        WHERE r.lane = l.lane AND (r.x, r.n) > (coalesce(b.x, 0)::text::xid8, coalesce(b.n, -1))
+        ORDER BY r.x, r.n
+        LIMIT 1
+    ) h ON true
+    LEFT JOIN LATERAL (
+        SELECT f.ready_at
+        FROM unnest(late) AS e (x)
+        CROSS JOIN LATERAL (
+            SELECT r.ready_at
+            FROM windlass.ready r
+            WHERE r.lane = l.lane AND r.x = e.x
+            ORDER BY r.n
+            LIMIT 1
+        ) f
+        ORDER BY e.x
+        LIMIT 1
+    ) o ON true
+)
+SELECT h.lane, h.type, h.queue, h.priority, h.kind, h.x, h.n, h.ready_at
+FROM head h
+ORDER BY
+    CASE
+        WHEN h.is_strict THEN greatest(h.rank, max(h.rank) OVER (
+            PARTITION BY h.queue ORDER BY h.priority DESC GROUPS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+        ))
+        ELSE h.rank
+    END,
+    h.priority DESC, h.queue COLLATE "C", h.type COLLATE "C", h.kind DESC
 $$;
 
 CREATE FUNCTION windlass.settle_batch(tokens uuid[], which smallint[], task_ids uuid[], generations integer[], started_after double precision[], outcomes text[], results text[], delays double precision[], errors text[], reported boolean[], retention interval, dead_retention interval, key_retention interval, patience interval) RETURNS TABLE(ordinal integer, before boolean)
@@ -3094,6 +4506,15 @@ BEGIN
             DELETE FROM windlass.claim c USING emptied e WHERE c.token = e.token
         )
         DELETE FROM windlass.claim_task b USING emptied e WHERE b.token = e.token;
+        IF cardinality(ended_here) > 0 AND EXISTS (SELECT FROM windlass.gate_used) THEN
+            PERFORM windlass.leave_gates(
+                ARRAY(SELECT task_ids[s.ordinal] FROM unnest(ended_here) AS s (ordinal)), outcomes IS NULL);
+        END IF;
+        IF EXISTS (SELECT FROM windlass.claim_limit h WHERE h.token = ANY (held)) THEN
+            PERFORM windlass.give_back(array_agg(tokens[which[s.ordinal]]), array_agg(task_ids[s.ordinal]))
+            FROM unnest(ended_here) AS s (ordinal)
+            HAVING count(*) > 0;
+        END IF;
     END IF;
 
     IF cardinality(settled) < cardinality(task_ids) THEN
@@ -3504,6 +4925,43 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION windlass.take_all_waiting(wanted uuid[], untried boolean) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET jit TO 'off'
+    AS $$
+DECLARE
+    waiting uuid[];
+    taken uuid[];
+BEGIN
+    waiting := ARRAY(
+        SELECT s.task_id FROM windlass.scheduled s WHERE s.task_id = ANY (wanted)
+        ORDER BY s.task_id FOR UPDATE SKIP LOCKED
+    );
+    waiting := waiting || ARRAY(
+        SELECT r.task_id FROM windlass.ready r WHERE r.task_id = ANY (wanted)
+        ORDER BY r.task_id FOR UPDATE SKIP LOCKED
+    );
+    IF EXISTS (SELECT FROM windlass.gate_used) THEN
+        waiting := waiting || ARRAY(
+            SELECT e.task_id FROM windlass.gate_entry e WHERE e.task_id = ANY (wanted) AND NOT e.is_open
+            ORDER BY e.task_id FOR UPDATE SKIP LOCKED
+        );
+    END IF;
+    taken := ARRAY(
+        SELECT t.id FROM windlass.task t WHERE t.id = ANY (waiting) AND (NOT untried OR t.attempts = 0)
+        ORDER BY t.id FOR UPDATE SKIP LOCKED
+    );
+    DELETE FROM windlass.scheduled s WHERE s.task_id = ANY (taken);
+    DELETE FROM windlass.ready r WHERE r.task_id = ANY (taken);
+    DELETE FROM windlass.gate_entry e WHERE e.task_id = ANY (taken) AND NOT e.is_open;
+    RETURN taken;
+END
+$$;
+
 CREATE FUNCTION windlass.take_waiting(waiting uuid) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -3517,13 +4975,115 @@ BEGIN
         IF FOUND THEN
             RETURN true;
         END IF;
+        DELETE FROM windlass.gate_entry e WHERE e.task_id = waiting AND NOT e.is_open;
+        IF FOUND THEN
+            RETURN true;
+        END IF;
         IF NOT EXISTS (SELECT FROM windlass.scheduled s WHERE s.task_id = waiting)
-            AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = waiting) THEN
+            AND NOT EXISTS (SELECT FROM windlass.ready r WHERE r.task_id = waiting)
+            AND NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.task_id = waiting AND NOT e.is_open) THEN
             RETURN false;
         END IF;
     END LOOP;
     RAISE EXCEPTION 'task % moved between its places a hundred times', waiting
         USING ERRCODE = 'serialization_failure';
+END
+$$;
+
+CREATE FUNCTION windlass.take_windows(types text[], keys text[], given uuid[], seconds double precision[]) RETURNS uuid[]
+    LANGUAGE plpgsql
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    SET enable_hashjoin TO 'off'
+    SET enable_mergejoin TO 'off'
+    SET enable_seqscan TO 'off'
+    SET enable_bitmapscan TO 'off'
+    SET jit TO 'off'
+    AS $$
+#variable_conflict use_column
+DECLARE
+    began constant timestamptz := windlass.clock();
+    named uuid[];
+    moving uuid[];
+    waiting uuid[] := '{}';
+    waited interval;
+BEGIN
+    named := ARRAY(
+        SELECT d.task_id
+        FROM unnest(types, keys) WITH ORDINALITY AS u (type, key, ordinal)
+        LEFT JOIN windlass.dedupe d
+            ON d.type = u.type AND d.key = u.key AND d.until > began AND left(u.key, 1) <> 'd'
+        ORDER BY u.ordinal
+    );
+    IF array_position(named, NULL) IS NULL THEN
+        RETURN named;
+    END IF;
+    WITH taken AS (
+        INSERT INTO windlass.dedupe AS d (type, key, task_id, until)
+        SELECT u.type, u.key, u.id, began + u.seconds * interval '1 second'
+        FROM unnest(types, keys, given, seconds, named) AS u (type, key, id, seconds, named)
+        WHERE u.named IS NULL
+        ORDER BY u.type COLLATE "C", u.key COLLATE "C"
+        -- Whether it is over is asked once it is locked.
+        ON CONFLICT (type, key) DO UPDATE SET (task_id, until) = (
+            SELECT
+                CASE WHEN n.is_over AND left(d.key, 1) <> 'd' THEN excluded.task_id ELSE d.task_id END,
+                CASE WHEN n.is_over THEN excluded.until + (n.at - began) ELSE d.until END
+            FROM (
+                SELECT c.at, d.until <= c.at OR left(d.key, 1) = 'd' AS is_over
+                FROM (SELECT windlass.clock() AS at OFFSET 0) c
+                OFFSET 0  -- worked out once
+            ) n
+        )
+        RETURNING d.type, d.key, d.task_id
+    )
+    SELECT array_agg(coalesce(u.named, t.task_id) ORDER BY u.ordinal) INTO named
+    FROM unnest(types, keys, named) WITH ORDINALITY AS u (type, key, named, ordinal)
+    LEFT JOIN taken t ON t.type = u.type AND t.key = u.key;
+    waited := windlass.clock() - began;
+    IF waited > interval '10 milliseconds' THEN
+        -- Whoever it waited for may have been rolled back: what was added begins when it is there.
+        UPDATE windlass.dedupe d
+        SET until = d.until + waited
+        FROM unnest(types, keys, given, seconds) AS u (type, key, id, seconds)
+        WHERE d.type = u.type AND d.key = u.key AND d.task_id = u.id
+            AND d.until = began + u.seconds * interval '1 second';
+    END IF;
+
+    moving := ARRAY(
+        SELECT u.named
+        FROM unnest(keys, given, named) AS u (key, id, named)
+        WHERE left(u.key, 1) = 'd' AND u.named <> u.id
+    );
+    IF moving = '{}' THEN
+        RETURN named;
+    END IF;
+    FOR turn IN 1..101 LOOP
+        waiting := waiting || ARRAY(
+            SELECT s.task_id
+            FROM windlass.scheduled s
+            WHERE s.task_id = ANY (moving) AND s.task_id <> ALL (waiting) AND s.generation = 1
+            ORDER BY s.task_id
+            FOR UPDATE
+        );
+        -- Whoever changes a task puts it into its place anew.
+        EXIT WHEN NOT EXISTS (
+            SELECT
+            FROM windlass.scheduled s
+            WHERE s.task_id = ANY (moving) AND s.task_id <> ALL (waiting) AND s.generation = 1
+        );
+        IF turn > 100 THEN
+            RAISE EXCEPTION 'tasks % were changed a hundred times', moving USING ERRCODE = 'serialization_failure';
+        END IF;
+    END LOOP;
+    UPDATE windlass.dedupe d
+    SET task_id = u.id
+    FROM unnest(types, keys, given, named) AS u (type, key, id, named)
+    WHERE d.type = u.type AND d.key = u.key AND left(u.key, 1) = 'd' AND u.named <> ALL (waiting);
+    RETURN ARRAY(
+        SELECT CASE WHEN left(u.key, 1) = 'd' AND u.named <> ALL (waiting) THEN u.id ELSE u.named END
+        FROM unnest(keys, given, named) WITH ORDINALITY AS u (key, id, named, ordinal)
+        ORDER BY u.ordinal
+    );
 END
 $$;
 
@@ -3565,6 +5125,30 @@ FROM windlass.attempt a
 WHERE a.task_id = task.id AND a.attempt = 1
 $$;
 
+CREATE FUNCTION windlass.trimmed(part jsonb) RETURNS jsonb
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+BEGIN
+    CASE jsonb_typeof(part)
+        WHEN 'number' THEN
+            RETURN to_jsonb(trim_scale(part::numeric));
+        WHEN 'array' THEN
+            RETURN (
+                SELECT coalesce(jsonb_agg(windlass.trimmed(e.item) ORDER BY e.ordinal), '[]')
+                FROM jsonb_array_elements(part) WITH ORDINALITY AS e (item, ordinal)
+            );
+        WHEN 'object' THEN
+            RETURN (
+                SELECT coalesce(jsonb_object_agg(e.name, windlass.trimmed(e.item)), '{}')
+                FROM jsonb_each(part) AS e (name, item)
+            );
+        ELSE
+            RETURN part;
+    END CASE;
+END
+$$;
+
 CREATE FUNCTION windlass.unknown_types() RETURNS SETOF text
     LANGUAGE sql STABLE
     SET enable_seqscan TO 'off'
@@ -3578,6 +5162,7 @@ FROM windlass.lane l
 CROSS JOIN LATERAL (SELECT FROM windlass.ready r WHERE r.lane = l.lane LIMIT 1) r
 WHERE NOT EXISTS (SELECT FROM windlass.worker w WHERE l.type = ANY (w.types))
     AND NOT EXISTS (SELECT FROM windlass.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL)
+    AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = l.type)
 ORDER BY l.type
 $$;
 
@@ -3603,6 +5188,24 @@ CREATE FUNCTION windlass.why_stopped(stopped text) RETURNS text
     LANGUAGE sql STABLE
     AS $$
 SELECT 'retries of this type are stopped: ' || s.reason FROM windlass.stopped_type s WHERE s.type = stopped
+$$;
+
+CREATE FUNCTION windlass.window_key(kind text, name text, payload text) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+    SET search_path TO 'pg_catalog', 'pg_temp'
+    AS $$
+DECLARE
+    said text;
+BEGIN
+    IF kind IS NULL OR name IS NOT NULL OR kind <> 'unique_for' THEN
+        RETURN left(kind, 1) || coalesce(':' || name, '');
+    END IF;
+    said := payload::jsonb::text;
+    IF said ~ '[.][0-9]*0[],}]' THEN  -- it may be a number that can be written shorter
+        said := windlass.trimmed(said::jsonb)::text;
+    END IF;
+    RETURN 'u#' || encode(sha256(convert_to(said, 'UTF8')), 'hex');
+END
 $$;
 
 CREATE TABLE windlass.attempt (
@@ -3651,6 +5254,17 @@ ALTER TABLE windlass.claim ALTER COLUMN fence ADD GENERATED ALWAYS AS IDENTITY (
     CACHE 1
 );
 
+CREATE TABLE windlass.claim_limit (
+    token uuid NOT NULL,
+    scope text NOT NULL,
+    name text NOT NULL,
+    task_ids uuid[],
+    remaining integer NOT NULL,
+    CONSTRAINT claim_limit_remaining_check CHECK ((remaining > 0))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+ALTER TABLE ONLY windlass.claim_limit ALTER COLUMN task_ids SET STORAGE EXTERNAL;
+
 CREATE TABLE windlass.claim_task (
     token uuid NOT NULL,
     task_ids uuid[] NOT NULL,
@@ -3692,9 +5306,60 @@ CREATE TABLE windlass.dead (
     CONSTRAINT dead_status_check CHECK ((status = ANY (ARRAY['failed'::windlass.task_status, 'dead'::windlass.task_status])))
 );
 
+CREATE TABLE windlass.dedupe (
+    type text NOT NULL,
+    key text NOT NULL,
+    task_id uuid NOT NULL,
+    until timestamp with time zone NOT NULL
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
 CREATE TABLE windlass.expiry (
     task_id uuid NOT NULL,
     expires_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE windlass.gate (
+    gate bigint NOT NULL,
+    type text,
+    name text NOT NULL,
+    held integer DEFAULT 0 NOT NULL,
+    tokens double precision,
+    counted_at timestamp with time zone,
+    called_for timestamp with time zone,
+    from_x xid8 DEFAULT '0'::xid8 NOT NULL,
+    from_n bigint DEFAULT '-1'::integer NOT NULL,
+    CONSTRAINT gate_held_check CHECK ((held >= 0))
+)
+WITH (fillfactor='50', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
+CREATE TABLE windlass.gate_call (
+    gate bigint NOT NULL,
+    due timestamp with time zone NOT NULL,
+    leaving uuid
+)
+WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
+CREATE TABLE windlass.gate_entry (
+    gate bigint NOT NULL,
+    x xid8 DEFAULT pg_current_xact_id() NOT NULL,
+    n bigint NOT NULL,
+    task_id uuid NOT NULL,
+    is_open boolean DEFAULT false NOT NULL
+)
+WITH (fillfactor='60', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
+ALTER TABLE windlass.gate_entry ALTER COLUMN n ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME windlass.gate_entry_n_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 100
+);
+
+CREATE TABLE windlass.gate_used (
+    since timestamp with time zone NOT NULL
 );
 
 CREATE TABLE windlass.history (
@@ -3742,6 +5407,39 @@ CREATE TABLE windlass.lane (
     CONSTRAINT lane_kind_check CHECK (((kind >= 0) AND (kind <= 2)))
 );
 
+CREATE TABLE windlass.lane_rule (
+    scope text NOT NULL,
+    name text NOT NULL,
+    by_operator boolean NOT NULL,
+    concurrency integer,
+    rate double precision,
+    burst double precision,
+    ageing double precision,
+    weight integer,
+    changed_at timestamp with time zone NOT NULL,
+    CONSTRAINT lane_rule_ageing_check CHECK ((ageing >= (0)::double precision)),
+    CONSTRAINT lane_rule_burst_check CHECK ((burst >= (1)::double precision)),
+    CONSTRAINT lane_rule_check CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT lane_rule_check1 CHECK (((scope = 'queue'::text) OR ((ageing IS NULL) AND (weight IS NULL)))),
+    CONSTRAINT lane_rule_concurrency_check CHECK ((concurrency > 0)),
+    CONSTRAINT lane_rule_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT lane_rule_scope_check CHECK ((scope = ANY (ARRAY['queue'::text, 'type'::text]))),
+    CONSTRAINT lane_rule_weight_check CHECK ((weight > 0))
+);
+
+CREATE VIEW windlass.lane_rule_in_force AS
+ SELECT DISTINCT ON (scope, name) scope,
+    name,
+    by_operator,
+    concurrency,
+    rate,
+    burst,
+    ageing,
+    weight,
+    changed_at
+   FROM windlass.lane_rule r
+  ORDER BY scope, name, by_operator DESC;
+
 CREATE TABLE windlass.large_payload (
     task_id uuid NOT NULL,
     payload text NOT NULL,
@@ -3756,10 +5454,26 @@ CREATE TABLE windlass.leadership (
     CONSTRAINT leadership_seat_check CHECK (seat)
 );
 
+CREATE TABLE windlass.limit_use (
+    scope text NOT NULL,
+    name text NOT NULL,
+    version bigint NOT NULL,
+    used integer NOT NULL,
+    tokens double precision,
+    counted_at timestamp with time zone NOT NULL,
+    changes smallint DEFAULT 0 NOT NULL
+)
+WITH (fillfactor='20', autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
+
 CREATE TABLE windlass.migration (
     number integer NOT NULL,
     name text NOT NULL,
     applied_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL
+);
+
+CREATE TABLE windlass.paused_type (
+    type text NOT NULL,
+    paused_at timestamp with time zone NOT NULL
 );
 
 CREATE TABLE windlass.queue (
@@ -3810,6 +5524,30 @@ CREATE TABLE windlass.running (
     started_at timestamp with time zone NOT NULL
 );
 
+CREATE TABLE windlass.schedule (
+    name text NOT NULL,
+    owner text NOT NULL,
+    cron text,
+    every interval,
+    timezone text NOT NULL,
+    task jsonb NOT NULL,
+    overlap text NOT NULL,
+    catch_up integer NOT NULL,
+    jitter interval NOT NULL,
+    revision bigint DEFAULT 1 NOT NULL,
+    registered_at timestamp with time zone NOT NULL,
+    decided_until timestamp with time zone NOT NULL,
+    look_at timestamp with time zone NOT NULL,
+    paused_at timestamp with time zone,
+    resumed_at timestamp with time zone,
+    retired_at timestamp with time zone,
+    is_active boolean GENERATED ALWAYS AS (((retired_at IS NULL) AND ((paused_at IS NULL) OR (resumed_at IS NOT NULL)))) STORED NOT NULL,
+    CONSTRAINT schedule_catch_up_check CHECK ((catch_up >= 0)),
+    CONSTRAINT schedule_check CHECK (((resumed_at IS NULL) OR (paused_at IS NOT NULL))),
+    CONSTRAINT schedule_check1 CHECK (((cron IS NULL) <> (every IS NULL))),
+    CONSTRAINT schedule_overlap_check CHECK ((overlap = ANY (ARRAY['skip'::text, 'queue'::text, 'allow'::text])))
+);
+
 CREATE TABLE windlass.scheduled (
     task_id uuid NOT NULL,
     lane bigint NOT NULL,
@@ -3826,10 +5564,48 @@ CREATE TABLE windlass.setting (
     CONSTRAINT setting_only_row_check CHECK (only_row)
 );
 
+CREATE TABLE windlass.slot (
+    id bigint NOT NULL,
+    schedule text NOT NULL,
+    slot_at timestamp with time zone NOT NULL,
+    on_request boolean DEFAULT false NOT NULL,
+    state text NOT NULL,
+    decided_at timestamp with time zone NOT NULL,
+    task_id uuid,
+    reason text,
+    first_at timestamp with time zone,
+    slots bigint DEFAULT 1 NOT NULL,
+    CONSTRAINT slot_check CHECK (((task_id IS NULL) = (state <> 'fired'::text))),
+    CONSTRAINT slot_state_check CHECK ((state = ANY (ARRAY['fired'::text, 'skipped'::text, 'waiting'::text])))
+);
+
+ALTER TABLE windlass.slot ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME windlass.slot_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
 CREATE TABLE windlass.stopped_type (
     type text NOT NULL,
     reason text NOT NULL,
     stopped_at timestamp with time zone NOT NULL
+);
+
+CREATE TABLE windlass.task_gate (
+    task_id uuid NOT NULL,
+    ordering_key text,
+    order_gate bigint,
+    limit_type text,
+    limit_value text,
+    limit_gate bigint,
+    limit_by jsonb,
+    keeps_key boolean NOT NULL,
+    CONSTRAINT task_gate_check CHECK (((ordering_key IS NULL) = (order_gate IS NULL))),
+    CONSTRAINT task_gate_check1 CHECK ((((limit_gate IS NULL) = (limit_value IS NULL)) AND ((limit_gate IS NULL) = (limit_by IS NULL)))),
+    CONSTRAINT task_gate_check2 CHECK (((ordering_key IS NOT NULL) OR (limit_gate IS NOT NULL)))
 );
 
 CREATE TABLE windlass.task_tag (
@@ -3847,6 +5623,7 @@ CREATE TABLE windlass.task_type (
     max_age double precision,
     on_success jsonb,
     on_failure jsonb,
+    limit_by jsonb,
     CONSTRAINT task_type_max_attempts_check CHECK ((max_attempts > 0)),
     CONSTRAINT task_type_priority_check CHECK (((priority >= 0) AND (priority <= 100)))
 );
@@ -3862,6 +5639,7 @@ CREATE VIEW windlass.tasks AS
         CASE
             WHEN (r.task_id IS NOT NULL) THEN 'pending'::text
             WHEN (s.task_id IS NOT NULL) THEN 'scheduled'::text
+            WHEN (e.task_id IS NOT NULL) THEN (windlass.gate_status(t.id))::text
             WHEN (u.task_id IS NOT NULL) THEN 'running'::text
             ELSE 'claimed'::text
         END)::windlass.task_status AS status,
@@ -3884,9 +5662,10 @@ CREATE VIEW windlass.tasks AS
     ( SELECT p.ancestor
            FROM windlass.replay p
           WHERE (p.task_id = t.id)) AS replay_of
-   FROM (((((windlass.task t
+   FROM ((((((windlass.task t
      LEFT JOIN windlass.ready r ON ((r.task_id = t.id)))
      LEFT JOIN windlass.scheduled s ON ((s.task_id = t.id)))
+     LEFT JOIN windlass.gate_entry e ON (((e.task_id = t.id) AND (NOT e.is_open))))
      LEFT JOIN windlass.running u ON (((u.task_id = t.id) AND (u.generation = t.generation))))
      LEFT JOIN ( SELECT c_1.worker_id,
             c_1.claimed_at,
@@ -3958,6 +5737,27 @@ UNION ALL
           WHERE (p.task_id = d.id)) AS replay_of
    FROM windlass.dead d;
 
+CREATE TABLE windlass.value_rule (
+    type text NOT NULL,
+    value text,
+    by_operator boolean NOT NULL,
+    concurrency integer,
+    rate double precision,
+    burst double precision,
+    weight integer,
+    changed_at timestamp with time zone NOT NULL,
+    CONSTRAINT value_rule_burst_check CHECK ((burst >= (1)::double precision)),
+    CONSTRAINT value_rule_check CHECK (((rate IS NULL) = (burst IS NULL))),
+    CONSTRAINT value_rule_concurrency_check CHECK ((concurrency > 0)),
+    CONSTRAINT value_rule_rate_check CHECK ((rate > (0)::double precision)),
+    CONSTRAINT value_rule_weight_check CHECK ((weight > 0))
+);
+
+CREATE TABLE windlass.value_rule_change (
+    type text NOT NULL,
+    changed_at timestamp with time zone NOT NULL
+);
+
 CREATE TABLE windlass.worker (
     id uuid NOT NULL,
     host text NOT NULL,
@@ -3967,7 +5767,9 @@ CREATE TABLE windlass.worker (
     types text[] NOT NULL,
     queues text[],
     started_at timestamp with time zone NOT NULL,
-    defaults jsonb
+    defaults jsonb,
+    paused_at timestamp with time zone,
+    drained_at timestamp with time zone
 );
 
 CREATE TABLE windlass.worker_pulse (
@@ -3993,7 +5795,9 @@ CREATE VIEW windlass.workers AS
     p.running,
     p.idle,
     COALESCE(((l.holder = w.id) AND (l.expires_at > windlass.clock())), false) AS leader,
-    p.breakers
+    p.breakers,
+    w.paused_at,
+    w.drained_at
    FROM ((windlass.worker w
      JOIN windlass.worker_pulse p ON ((p.worker_id = w.id)))
      CROSS JOIN windlass.leadership l);
@@ -4019,11 +5823,20 @@ ALTER TABLE ONLY windlass.completed_within
 ALTER TABLE ONLY windlass.dead
     ADD CONSTRAINT dead_pkey PRIMARY KEY (id);
 
+ALTER TABLE ONLY windlass.dedupe
+    ADD CONSTRAINT dedupe_pkey PRIMARY KEY (type, key);
+
 ALTER TABLE ONLY windlass.expiry
     ADD CONSTRAINT expiry_pkey PRIMARY KEY (task_id);
 
+ALTER TABLE ONLY windlass.gate
+    ADD CONSTRAINT gate_pkey PRIMARY KEY (gate);
+
 ALTER TABLE ONLY windlass.idempotency
     ADD CONSTRAINT idempotency_pkey PRIMARY KEY (type, key);
+
+ALTER TABLE ONLY windlass.lane_rule
+    ADD CONSTRAINT lane_rule_pkey PRIMARY KEY (scope, name, by_operator);
 
 ALTER TABLE ONLY windlass.large_payload
     ADD CONSTRAINT large_payload_pkey PRIMARY KEY (task_id);
@@ -4031,8 +5844,14 @@ ALTER TABLE ONLY windlass.large_payload
 ALTER TABLE ONLY windlass.leadership
     ADD CONSTRAINT leadership_pkey PRIMARY KEY (seat);
 
+ALTER TABLE ONLY windlass.limit_use
+    ADD CONSTRAINT limit_use_pkey PRIMARY KEY (scope, name, version);
+
 ALTER TABLE ONLY windlass.migration
     ADD CONSTRAINT migration_pkey PRIMARY KEY (number);
+
+ALTER TABLE ONLY windlass.paused_type
+    ADD CONSTRAINT paused_type_pkey PRIMARY KEY (type);
 
 ALTER TABLE ONLY windlass.queue
     ADD CONSTRAINT queue_pkey PRIMARY KEY (name);
@@ -4046,14 +5865,23 @@ ALTER TABLE ONLY windlass.resting_lane
 ALTER TABLE ONLY windlass.running
     ADD CONSTRAINT running_pkey PRIMARY KEY (task_id);
 
+ALTER TABLE ONLY windlass.schedule
+    ADD CONSTRAINT schedule_pkey PRIMARY KEY (name);
+
 ALTER TABLE ONLY windlass.scheduled
     ADD CONSTRAINT scheduled_pkey PRIMARY KEY (task_id);
 
 ALTER TABLE ONLY windlass.setting
     ADD CONSTRAINT setting_pkey PRIMARY KEY (only_row);
 
+ALTER TABLE ONLY windlass.slot
+    ADD CONSTRAINT slot_pkey PRIMARY KEY (id);
+
 ALTER TABLE ONLY windlass.stopped_type
     ADD CONSTRAINT stopped_type_pkey PRIMARY KEY (type);
+
+ALTER TABLE ONLY windlass.task_gate
+    ADD CONSTRAINT task_gate_pkey PRIMARY KEY (task_id);
 
 ALTER TABLE ONLY windlass.task
     ADD CONSTRAINT task_pkey PRIMARY KEY (id);
@@ -4064,11 +5892,16 @@ ALTER TABLE ONLY windlass.task_tag
 ALTER TABLE ONLY windlass.task_type
     ADD CONSTRAINT task_type_pkey PRIMARY KEY (name);
 
+ALTER TABLE ONLY windlass.value_rule
+    ADD CONSTRAINT value_rule_type_value_by_operator_key UNIQUE NULLS NOT DISTINCT (type, value, by_operator);
+
 ALTER TABLE ONLY windlass.worker
     ADD CONSTRAINT worker_pkey PRIMARY KEY (id);
 
 ALTER TABLE ONLY windlass.worker_pulse
     ADD CONSTRAINT worker_pulse_pkey PRIMARY KEY (worker_id);
+
+CREATE INDEX claim_limit_token ON windlass.claim_limit USING btree (token);
 
 CREATE INDEX dead_drop_on ON windlass.dead USING btree (drop_on);
 
@@ -4078,7 +5911,19 @@ CREATE INDEX dead_of_queue ON windlass.dead USING btree (queue, completed_at, id
 
 CREATE INDEX dead_status ON windlass.dead USING btree (status, id);
 
+CREATE INDEX dedupe_until ON windlass.dedupe USING btree (until);
+
 CREATE INDEX expiry_time ON windlass.expiry USING btree (expires_at);
+
+CREATE INDEX gate_call_due ON windlass.gate_call USING btree (due);
+
+CREATE INDEX gate_call_leaving ON windlass.gate_call USING btree (leaving) WHERE (leaving IS NOT NULL);
+
+CREATE INDEX gate_call_left ON windlass.gate_call USING btree (gate) WHERE (leaving IS NOT NULL);
+
+CREATE INDEX gate_entry_order ON windlass.gate_entry USING btree (gate, x, n);
+
+CREATE INDEX gate_entry_task ON windlass.gate_entry USING btree (task_id);
 
 CREATE INDEX lane_number ON windlass.lane USING btree (lane);
 
@@ -4094,8 +5939,17 @@ CREATE INDEX scheduled_due ON windlass.scheduled USING btree (due, task_id);
 
 CREATE INDEX scheduled_lane ON windlass.scheduled USING btree (lane, task_id);
 
+CREATE UNIQUE INDEX slot_once ON windlass.slot USING btree (schedule, slot_at) WHERE (NOT on_request);
+
+CREATE INDEX slot_order ON windlass.slot USING btree (schedule, slot_at DESC);
+
+CREATE INDEX slot_waiting ON windlass.slot USING btree (schedule) WHERE (state = 'waiting'::text);
+
 CREATE TRIGGER dead_is_final BEFORE DELETE OR UPDATE ON windlass.dead FOR EACH ROW EXECUTE FUNCTION windlass.refuse_change();
 
 CREATE TRIGGER generation_never_falls BEFORE UPDATE ON windlass.task FOR EACH ROW WHEN (((new.generation < old.generation) OR (new.id <> old.id))) EXECUTE FUNCTION windlass.refuse_older_generation();
 
 CREATE TRIGGER history_is_final BEFORE DELETE OR UPDATE ON windlass.history FOR EACH ROW EXECUTE FUNCTION windlass.refuse_change();
+
+ALTER TABLE ONLY windlass.slot
+    ADD CONSTRAINT slot_schedule_fkey FOREIGN KEY (schedule) REFERENCES windlass.schedule(name) ON DELETE CASCADE;

@@ -17,6 +17,7 @@ from windlass.model.task import (
     Settlement,
     TypeDefaults,
     WorkerInfo,
+    WorkerOrder,
 )
 from windlass.store.postgres.parts import PostgresParts
 
@@ -104,8 +105,10 @@ class SettleVerbs(PostgresParts):
                 msgspec.json.encode(pulse.breakers).decode() if pulse.breakers else None,
             )
         except StoreBusy:
-            return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens))
-        return PulseAnswer(frozenset(row["kept"]), row["registered"], frozenset(row["skipped"]))
+            return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens), order=None)
+        kept, skipped = frozenset(row["kept"]), frozenset(row["skipped"])
+        order = WorkerOrder(row["ordered"] or WorkerOrder.RESUME)
+        return PulseAnswer(kept, row["registered"], skipped, order)
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
         await self._run.execute("set_idle", worker_id, idle)

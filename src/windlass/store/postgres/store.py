@@ -1,8 +1,9 @@
 """The PostgreSQL adapter: one method is one transaction, nearly always one statement file."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from uuid import UUID
 
 from windlass.store.port import Listening, Store, Wake
 from windlass.store.postgres.breaking import BreakerVerbs
@@ -11,9 +12,12 @@ from windlass.store.postgres.completing import CompleteVerbs
 from windlass.store.postgres.connection import check_isolation, create_pool
 from windlass.store.postgres.dead import DeadVerbs
 from windlass.store.postgres.enqueueing import EnqueueVerbs
+from windlass.store.postgres.explaining import ExplainVerbs
 from windlass.store.postgres.listener import DEAF, Listener
 from windlass.store.postgres.parts import PostgresOptions
 from windlass.store.postgres.reading import ReadVerbs
+from windlass.store.postgres.ruling import RuleVerbs
+from windlass.store.postgres.scheduling import ScheduleVerbs
 from windlass.store.postgres.schema import Schema
 from windlass.store.postgres.settling import SettleVerbs
 from windlass.telemetry import emit
@@ -24,7 +28,17 @@ CLOSE_WITHIN = 5.0  # seconds for the server to take its leave of every connecti
 
 
 class PostgresStore(
-    EnqueueVerbs, ClaimVerbs, SettleVerbs, CompleteVerbs, ReadVerbs, DeadVerbs, BreakerVerbs, Store
+    EnqueueVerbs,
+    ClaimVerbs,
+    SettleVerbs,
+    CompleteVerbs,
+    ReadVerbs,
+    ExplainVerbs,
+    DeadVerbs,
+    BreakerVerbs,
+    RuleVerbs,
+    ScheduleVerbs,
+    Store,
 ):
     """Tasks in PostgreSQL. Belongs to the event loop that opened it."""
 
@@ -66,10 +80,12 @@ class PostgresStore(
     async def check(self) -> None:
         await self._schema.check(self._run)
 
-    def listen(self, wake: Wake) -> AbstractAsyncContextManager[Listening]:
+    def listen(
+        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+    ) -> AbstractAsyncContextManager[Listening]:
         if self._direct.pooler:
             return _deaf()
-        return Listener(self._direct, self._sql, self._run).listening(wake)
+        return Listener(self._direct, self._sql, self._run, ordered).listening(wake)
 
 
 @asynccontextmanager

@@ -20,18 +20,41 @@ from windlass.testing.store_contract.dead import (
 )
 from windlass.testing.store_contract.enqueue import EnqueueRules
 from windlass.testing.store_contract.expire import ExpireRules
+from windlass.testing.store_contract.explain import ExplainRules
 from windlass.testing.store_contract.fail import CallbackRules, RetryLimitRules
+from windlass.testing.store_contract.gate import (
+    GateRules,
+    HeldKeyRules,
+    OrderingKeyRules,
+)
 from windlass.testing.store_contract.lead import ChoreRules, LeadRules, RetentionRules
 from windlass.testing.store_contract.operate import CancelRules, ChangeRules, RetryRules
+from windlass.testing.store_contract.order import OrderRules
 from windlass.testing.store_contract.pulse import BesideRules, PulseRules, WakeRules
 from windlass.testing.store_contract.read import HasWorkRules, ReadRules
 from windlass.testing.store_contract.rescue import PromoteRules, RescueRules
+from windlass.testing.store_contract.rule import (
+    AgeingRules,
+    DeclaredRules,
+    LimitRules,
+    PausedTypeRules,
+    RateRules,
+)
+from windlass.testing.store_contract.schedule import FireRules, ScheduleRules
 from windlass.testing.store_contract.settle import SettleRules
 from windlass.testing.store_contract.unknown import UnknownTypeRules
+from windlass.testing.store_contract.value import (
+    ValueLimitRules,
+    ValueRateRules,
+    ValueRuleRules,
+)
+from windlass.testing.store_contract.window import DebounceRules, WindowRules
 
 
 class StoreContract(
     EnqueueRules,
+    WindowRules,
+    DebounceRules,
     ClaimRules,
     AloneRules,
     StartRules,
@@ -41,6 +64,7 @@ class StoreContract(
     ExpireRules,
     UnknownTypeRules,
     PulseRules,
+    OrderRules,
     CancelRules,
     ChangeRules,
     RetryRules,
@@ -55,9 +79,23 @@ class StoreContract(
     RetentionRules,
     ReadRules,
     HasWorkRules,
+    ExplainRules,
     WakeRules,
     BesideRules,
     BreakerRules,
+    LimitRules,
+    RateRules,
+    DeclaredRules,
+    AgeingRules,
+    PausedTypeRules,
+    OrderingKeyRules,
+    HeldKeyRules,
+    ValueLimitRules,
+    ValueRateRules,
+    ValueRuleRules,
+    GateRules,
+    ScheduleRules,
+    FireRules,
 ):
     """Every rule of a store; the retention of a store under test is the default one.
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from windlass.model.rule import LaneRule, RuleScope
 from windlass.model.task import (
     Change,
     Claim,
@@ -39,6 +40,19 @@ class ClaimRules(Steps):
         answer = await self.ask(store)
 
         assert answer == ClaimAnswer(claim=None, alone_waiting=False, due_in=None)
+
+    @pytest.mark.parametrize("is_limited", [False, True])
+    async def test_queues_that_are_left_out_are_not_granted(
+        self, store: Store, is_limited: bool
+    ) -> None:
+        if is_limited:
+            for queue in ("mail", "default"):
+                await store.set_rule(LaneRule(RuleScope.QUEUE, queue, concurrency=5))
+        task_id = await self.add(store)
+        await self.add(store, queue="mail")
+        await self.add(store, queue="bulk")
+
+        assert await self.granted(store, other_than=("mail", "bulk")) == [task_id]
 
     async def test_a_grant_of_one_type_and_queue_says_so(self, store: Store) -> None:
         await self.add(store, priority=7)

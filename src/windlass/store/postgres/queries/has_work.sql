@@ -1,4 +1,4 @@
--- has_work: whether a task of these types and queues is ready or claimed.
+-- has_work: whether a task of these types and queues is ready or claimed, or about to be let through a gate.
 -- $1 types, $2 queues (NULL: all)
 SELECT EXISTS (
     SELECT
@@ -11,6 +11,7 @@ SELECT EXISTS (
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = l.queue AND q.paused_at IS NOT NULL
         )
+        AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = l.type)
         AND EXISTS (SELECT FROM windlass.ready r WHERE r.lane = l.lane)
 ) OR EXISTS (
     SELECT
@@ -18,4 +19,16 @@ SELECT EXISTS (
     CROSS JOIN LATERAL unnest(b.task_ids, b.generations) AS k (task_id, generation)
     JOIN windlass.task t ON t.id = k.task_id AND t.generation = k.generation
     WHERE t.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR t.queue = ANY ($2))
+) OR EXISTS (
+    -- Somebody is to look whether a gate lets tasks through, now or when it has tokens for more.
+    SELECT
+    FROM windlass.gate_call c
+    JOIN windlass.gate_entry e ON e.gate = c.gate AND NOT e.is_open
+    JOIN windlass.task t ON t.id = e.task_id
+    WHERE t.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR t.queue = ANY ($2))
+        AND NOT EXISTS (
+            SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
+        )
+        AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = t.type)
+        AND windlass.gate_status(t.id) <> 'scheduled'
 )

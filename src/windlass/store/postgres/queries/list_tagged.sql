@@ -30,6 +30,7 @@ WITH tagged AS MATERIALIZED (
         CASE
             WHEN r.task_id IS NOT NULL THEN 'pending'
             WHEN s.task_id IS NOT NULL THEN 'scheduled'
+            WHEN g.task_id IS NOT NULL THEN windlass.gate_status(t.id)::text
             WHEN u.task_id IS NOT NULL THEN 'running'
             ELSE 'claimed'
         END AS status,
@@ -43,6 +44,7 @@ WITH tagged AS MATERIALIZED (
     FROM live t
     LEFT JOIN windlass.ready r ON r.task_id = ANY (ARRAY[t.id])
     LEFT JOIN windlass.scheduled s ON s.task_id = ANY (ARRAY[t.id])
+    LEFT JOIN windlass.gate_entry g ON g.task_id = ANY (ARRAY[t.id]) AND NOT g.is_open
     LEFT JOIN windlass.running u ON u.task_id = ANY (ARRAY[t.id]) AND u.generation = t.generation
     LEFT JOIN held h ON h.task_id = t.id AND h.generation = t.generation
     UNION ALL

@@ -9,5 +9,16 @@ SELECT
     ) AS silent_workers,
     EXISTS (SELECT FROM windlass.cancel_request)
         OR EXISTS (SELECT FROM windlass.running)
-        OR EXISTS (SELECT FROM windlass.resting_lane) AS leftovers,
-    EXISTS (SELECT FROM windlass.expiry) AS expiring
+        OR EXISTS (SELECT FROM windlass.resting_lane)
+        OR EXISTS (SELECT FROM windlass.dedupe d WHERE d.until <= (SELECT windlass.clock())) AS leftovers,
+    EXISTS (SELECT FROM windlass.expiry) AS expiring,
+    (
+        -- Before PostgreSQL 17 no difference may be infinite.
+        SELECT (
+            extract(epoch FROM min(CASE WHEN s.decided_until > windlass.clock() THEN '-infinity' ELSE s.look_at END))
+            - extract(epoch FROM windlass.clock())
+        )::float8
+        FROM windlass.schedule s
+        WHERE s.is_active
+    ) AS schedule_in,
+    EXISTS (SELECT FROM windlass.gate_call) OR EXISTS (SELECT FROM windlass.value_rule_change) AS gates

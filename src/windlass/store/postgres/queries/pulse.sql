@@ -4,6 +4,7 @@
 -- $8 breakers: the state of each, as JSON (NULL: it has none).
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
+-- What people ask of the worker is read and not locked.
 -- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
 WITH limited AS MATERIALIZED (
     SELECT set_config('lock_timeout', (extract(epoch FROM $6::interval) * 1000)::bigint::text, true)
@@ -51,4 +52,9 @@ SELECT
         SELECT coalesce(array_agg(a.token), '{}') FROM asked a
         WHERE a.token NOT IN (SELECT h.token FROM held h)
     ) AS skipped,
-    EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.worker_id = $1) AS registered
+    EXISTS (SELECT FROM windlass.worker_pulse p WHERE p.worker_id = $1) AS registered,
+    (
+        SELECT CASE WHEN w.drained_at IS NOT NULL THEN 'drain' WHEN w.paused_at IS NOT NULL THEN 'pause' END
+        FROM windlass.worker w
+        WHERE w.id = $1
+    ) AS ordered

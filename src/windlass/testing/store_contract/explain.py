@@ -1,0 +1,360 @@
+"""Rules of explaining: what is found out about a task is what a claim goes by."""
+
+# ruff: noqa: S101 - tests assert
+
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+
+from windlass.model.errors import TaskNotFound
+from windlass.model.explanation import (
+    Behind,
+    Buffered,
+    CancellationAsked,
+    Cause,
+    Ended,
+    Expires,
+    Explanation,
+    LeaseOver,
+    LimitReached,
+    NobodyHandles,
+    QueuePaused,
+    RateLimited,
+    Running,
+    RunsAlone,
+    TypePaused,
+    WaitsForTime,
+    WorkersBusy,
+)
+from windlass.model.rule import STRICT, LaneRule, RuleScope
+from windlass.model.task import Outcome, TaskState, WorkerInfo
+from windlass.policy.explaining import explained
+from windlass.store.port import Store
+from windlass.testing.store_contract.steps import (
+    AGEING,
+    LEASE,
+    OTHER_WORKER,
+    SECOND,
+    WORKER,
+    Steps,
+    new_id,
+)
+
+R = TypeVar("R")
+
+
+class ExplainRules(Steps):
+    """Why a task is not running."""
+
+    async def explain(self, store: Store, task_id: UUID) -> Explanation:
+        return explained(await store.situation(task_id, ageing=AGEING))
+
+    async def reason(self, store: Store, task_id: UUID, kind: type[R]) -> R:
+        """Return the one reason of a kind."""
+        found = (await self.explain(store, task_id)).reasons
+        (reason,) = [one for one in found if isinstance(one, kind)]
+        return reason
+
+    async def register_worker(self, store: Store, worker_id: UUID = WORKER, **said: Any) -> None:
+        told: dict[str, Any] = {"capacity": 10, "types": ("resize",), "queues": None} | said
+        info = WorkerInfo(id=worker_id, host="a.example", pid=7, version="0.1.0", **told)
+        await store.register(info, lease=LEASE)
+
+    async def test_an_unknown_task_is_not_found(self, store: Store) -> None:
+        with pytest.raises(TaskNotFound):
+            await store.situation(new_id(), ageing=AGEING)
+
+    async def test_a_ready_task_that_a_worker_handles_has_nothing_in_its_way(
+        self, store: Store
+    ) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+
+        told = await self.explain(store, task_id)
+
+        assert (told.status, told.claimable, told.has_worker) == (TaskState.PENDING, True, True)
+        assert told.reasons == ()
+
+    async def test_a_task_of_no_live_worker_is_claimable_but_handled_by_nobody(
+        self, store: Store
+    ) -> None:
+        await self.register_worker(store, types=("resize",), queues=("mail",))
+        await self.register_worker(store, OTHER_WORKER, types=("mail",), queues=("default",))
+        task_id = await self.add(store)
+
+        told = await self.explain(store, task_id)
+        reason = await self.reason(store, task_id, NobodyHandles)
+
+        assert (told.claimable, told.has_worker) == (True, False)
+        assert (reason.type, reason.queue, reason.live) == ("resize", "default", 2)
+        assert reason.handle_type == (f"{WORKER} on a.example",)
+        assert reason.serve_queue == (f"{OTHER_WORKER} on a.example",)
+
+    async def test_a_worker_that_is_silent_for_a_lease_does_not_count(self, store: Store) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+        await self.advance(store, LEASE + SECOND)
+
+        assert (await self.reason(store, task_id, NobodyHandles)).live == 0
+
+    async def test_workers_without_a_free_slot_are_busy(self, store: Store) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+        await self.pulse(store, running=10)
+
+        assert await self.reason(store, task_id, WorkersBusy) == WorkersBusy(1, 10, 10)
+
+    async def test_a_task_waits_for_its_time(self, store: Store) -> None:
+        task_id = await self.add(store, delay=60.0)
+        record = await store.get(task_id)
+
+        told = await self.explain(store, task_id)
+        reason = await self.reason(store, task_id, WaitsForTime)
+
+        assert not told.claimable
+        assert reason == WaitsForTime(record.scheduled_for, Cause.ASKED)
+
+    async def test_a_task_that_is_due_and_not_promoted_says_so(self, store: Store) -> None:
+        task_id = await self.add(store, delay=60.0)
+        await self.advance(store, timedelta(seconds=61))
+
+        told = await self.explain(store, task_id)
+
+        assert not told.claimable
+        assert (await self.reason(store, task_id, WaitsForTime)).is_due
+
+    async def test_a_retry_names_the_error_that_it_comes_after(self, store: Store) -> None:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, Outcome.RETRIED, delay=60.0)
+
+        reason = await self.reason(store, task_id, WaitsForTime)
+
+        assert (reason.cause, reason.error) == (Cause.RETRY, "no such image")
+
+    async def test_what_was_put_off_is_no_retry_of_the_failure_before(self, store: Store) -> None:
+        task_id = await self.add(store)
+        for outcome, delay in ((Outcome.RETRIED, 0.0), (Outcome.SNOOZED, 60.0)):
+            claim, task = await self.claim_one(store)
+            await self.settle(store, claim, task, outcome, delay=delay)
+
+        reason = await self.reason(store, task_id, WaitsForTime)
+
+        assert (reason.cause, reason.error) == (Cause.PUT_OFF, None)
+
+    async def test_pauses_are_told_with_their_beginning(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await store.pause("default")
+        await store.pause_type("resize")
+        await self.advance(store, timedelta(minutes=1))
+
+        told = await self.explain(store, task_id)
+        queue = await self.reason(store, task_id, QueuePaused)
+        kind = await self.reason(store, task_id, TypePaused)
+
+        assert not told.claimable
+        assert told.at - queue.since >= timedelta(minutes=1)
+        assert told.at - kind.since >= timedelta(minutes=1)
+
+    @pytest.mark.parametrize(
+        ("scope", "name"), [(RuleScope.QUEUE, "default"), (RuleScope.TYPE, "resize")]
+    )
+    async def test_a_limit_that_is_reached_names_who_holds_it(
+        self, store: Store, scope: RuleScope, name: str
+    ) -> None:
+        await store.set_rule(LaneRule(scope, name, concurrency=2))
+        held = await self.add_many(store, 2)
+        await self.claim(store)
+        task_id = await self.add(store)
+
+        told = await self.explain(store, task_id)
+        reason = await self.reason(store, task_id, LimitReached)
+
+        assert not told.claimable
+        assert (reason.scope, reason.name, reason.concurrency, reason.used) == (scope, name, 2, 2)
+        assert [holder.task_id for holder in reason.holders] == sorted(held)
+        assert {holder.worker_id for holder in reason.holders} == {WORKER}
+
+    async def test_what_was_given_back_holds_nothing(self, store: Store) -> None:
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+        await self.add_many(store, 2)
+        claim = await self.claim(store)
+        await self.settle(store, claim, claim.tasks[0], Outcome.COMPLETED)
+        first, second = await self.add_many(store, 2)
+
+        assert (await self.explain(store, first)).claimable
+        reason = await self.reason(store, second, LimitReached)
+        assert (reason.used, reason.first) == (1, 1)
+        assert [holder.task_id for holder in reason.holders] == [claim.tasks[1].id]
+
+    async def test_what_is_left_of_a_limit_goes_to_those_that_come_first(
+        self, store: Store
+    ) -> None:
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=3))
+        low = await self.add_many(store, 2, priority=0)
+        await self.add_many(store, 2, priority=20, type="mail")
+
+        claimable = [(await self.explain(store, each)).claimable for each in low]
+
+        assert claimable == [True, False]
+        assert (await self.reason(store, low[1], LimitReached)).first == 3
+
+    async def test_a_limit_of_others_leaves_more_of_the_own_one(self, store: Store) -> None:
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+        await store.set_rule(LaneRule(RuleScope.TYPE, "mail", concurrency=1))
+        await self.add_many(store, 3, priority=20, type="mail")
+        low = await self.add_many(store, 2, priority=0)
+
+        assert [(await self.explain(store, each)).claimable for each in low] == [True, False]
+
+    async def test_a_rate_says_when_there_is_a_token(self, store: Store) -> None:
+        await store.set_rule(LaneRule(RuleScope.TYPE, "resize", rate=0.1, burst=1))
+        await self.add(store)
+        await self.claim(store)
+        first, second = await self.add_many(store, 2)
+
+        told = await self.explain(store, first)
+        waits = [(await self.reason(store, each, RateLimited)).until for each in (first, second)]
+
+        assert not told.claimable
+        assert SECOND * 8 < waits[0] - told.at <= SECOND * 10
+        assert abs((waits[1] - waits[0]).total_seconds() - 10) < 1
+        await self.advance(store, SECOND * 11)
+        assert (await self.explain(store, first)).claimable
+        assert not (await self.explain(store, second)).claimable
+
+    async def test_a_suspect_runs_alone_and_one_after_another(self, store: Store) -> None:
+        first = await self.suspect(store)
+        second = await self.suspect(store)
+
+        claimable = [(await self.explain(store, each)).claimable for each in (first, second)]
+
+        assert claimable == [True, False]
+        assert await self.reason(store, second, RunsAlone) == RunsAlone(2, 1, is_next=False)
+        assert await self.granted(store, alone=True) == [first]
+
+    async def test_a_task_is_behind_those_of_its_lane_and_of_more_urgent_ones(
+        self, store: Store
+    ) -> None:
+        await self.register_worker(store, types=("resize", "mail"), queues=("default",))
+        await self.add_many(store, 3, priority=20, type="mail")
+        await self.add_many(store, 2)
+        task_id = await self.add(store)
+        await self.add_many(store, 4)
+        await self.add_many(store, 4, priority=0)
+        await self.add_many(store, 4, priority=30, queue="elsewhere")
+        await self.add_many(store, 4, priority=30, type="unknown")
+
+        told = await self.explain(store, task_id)
+
+        assert told.claimable
+        assert await self.reason(store, task_id, Behind) == Behind(5)
+
+    async def test_one_that_has_waited_for_long_is_ahead_of_a_higher_priority(
+        self, store: Store
+    ) -> None:
+        await self.register_worker(store)
+        await self.add_many(store, 2, priority=0)
+        await self.advance(store, AGEING * 10 + SECOND)
+        task_id = await self.add(store, priority=10)
+
+        assert (await self.reason(store, task_id, Behind)).tasks == 2
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", ageing=STRICT))
+        assert Behind not in map(type, (await self.explain(store, task_id)).reasons)
+
+    async def test_what_is_paused_or_full_is_not_ahead_of_others(self, store: Store) -> None:
+        await self.register_worker(store, types=("resize", "mail", "send"))
+        await store.set_rule(LaneRule(RuleScope.TYPE, "mail", concurrency=1))
+        await self.add_many(store, 4, priority=20, type="mail")
+        await self.claim(store, types=("mail",))
+        await self.add_many(store, 2, priority=20, queue="paused")
+        await self.add_many(store, 2, priority=20, type="send")
+        await store.pause("paused")
+        await store.pause_type("send")
+        await self.add(store)
+        task_id = await self.add(store)
+
+        assert (await self.reason(store, task_id, Behind)).tasks == 1
+
+    async def test_the_wait_is_estimated_by_what_completed_lately(self, store: Store) -> None:
+        await self.register_worker(store)
+        await self.add_many(store, 10)
+        claim = await self.claim(store)
+        for task in claim.tasks:
+            await self.settle(store, claim, task, Outcome.COMPLETED)
+        *_, task_id = await self.add_many(store, 11)
+        await self.advance(store, SECOND * 10)
+
+        wait = (await self.reason(store, task_id, Behind)).wait
+
+        assert wait is not None
+        assert SECOND * 9 <= wait <= SECOND * 12
+
+    async def test_a_claimed_task_is_in_the_buffer_of_its_worker(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await self.claim(store)
+        record = await store.get(task_id)
+
+        told = await self.explain(store, task_id)
+        reason = await self.reason(store, task_id, Buffered)
+
+        assert not told.claimable
+        assert (reason.worker_id, reason.since) == (str(WORKER), record.claimed_at)
+        assert reason.lease_until - reason.since == LEASE
+
+    async def test_a_running_task_says_where_and_what_was_asked_of_it(self, store: Store) -> None:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.start(store, claim, task)
+        await store.cancel(task_id, "too late")
+
+        running = await self.reason(store, task_id, Running)
+        asked = await self.reason(store, task_id, CancellationAsked)
+
+        assert running.worker_id == str(WORKER)
+        assert running.since == (await store.get(task_id)).started_at
+        assert asked == CancellationAsked("too late")
+
+    async def test_a_task_whose_lease_is_over_waits_to_be_rescued(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await self.claim(store)
+        await self.advance(store, LEASE + SECOND)
+
+        reason = await self.reason(store, task_id, LeaseOver)
+
+        assert reason.worker_id == str(WORKER)
+        await store.rescue(100)
+        assert (await self.explain(store, task_id)).claimable
+
+    async def test_a_task_that_expires_says_when(self, store: Store) -> None:
+        task_id = await self.add(store, expires=60.0)
+
+        soon = await self.reason(store, task_id, Expires)
+        await self.advance(store, timedelta(seconds=61))
+        late = await self.reason(store, task_id, Expires)
+
+        assert (soon.is_over, late.is_over) == (False, True)
+        # It is granted, for the worker to cancel it.
+        assert (await self.explain(store, task_id)).claimable
+
+    @pytest.mark.parametrize(
+        ("outcome", "because"),
+        [
+            (Outcome.COMPLETED, None),
+            (Outcome.FAILED, "no such image"),
+            (Outcome.DEAD, "no such image"),
+        ],
+    )
+    async def test_an_ended_task_says_how_and_why(
+        self, store: Store, outcome: Outcome, because: str | None
+    ) -> None:
+        task_id = await self.end(store, outcome)
+        record = await store.get(task_id)
+
+        told = await self.explain(store, task_id)
+
+        assert record.completed_at is not None
+        assert told.reasons == (Ended(TaskState(outcome), record.completed_at, because),)
+        assert not told.claimable

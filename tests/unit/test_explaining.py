@@ -1,0 +1,195 @@
+"""What is said of a task: which reasons stand in its way, and their sentences."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+from uuid import UUID
+
+import pytest
+
+from windlass.model.explanation import (
+    Behind,
+    Buffered,
+    CancellationAsked,
+    Cause,
+    Ended,
+    Expires,
+    GateCalled,
+    GateHolder,
+    Holder,
+    KeyHeld,
+    LeaseOver,
+    LimitReached,
+    NobodyHandles,
+    NotListed,
+    QueuePaused,
+    RateLimited,
+    Reason,
+    Running,
+    RunsAlone,
+    TypePaused,
+    ValueLimitReached,
+    ValueRateLimited,
+    WaitsForTime,
+    WorkersBusy,
+)
+from windlass.model.rule import LaneRule, RuleScope
+from windlass.model.situation import COUNTED, Ahead, LaneState, LimitState, Situation, Suspects
+from windlass.model.task import TaskRecord, TaskState, WorkerRecord
+from windlass.policy.explaining import competing, explained, is_in_the_way
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+QUEUE, TYPE = RuleScope.QUEUE, RuleScope.TYPE
+HOLDER = Holder(UUID(int=7), UUID(int=1), NOON)
+RECORD = TaskRecord(
+    id=str(UUID(int=9)),
+    type="send",
+    queue="mail",
+    payload={},
+    status=TaskState.PENDING,
+    priority=10,
+    created_at=NOON,
+    scheduled_for=NOON,
+    updated_at=NOON,
+    attempts=0,
+    max_attempts=4,
+    generation=1,
+)
+WORKER = WorkerRecord(
+    id=str(UUID(int=1)),
+    host="a.example",
+    pid=7,
+    version="0.1.0",
+    capacity=10,
+    types=("send", "call"),
+    queues=("mail",),
+    started_at=NOON,
+    heartbeat_at=NOON,
+    running=0,
+    idle=False,
+    leader=False,
+)
+GATE_HOLDER = GateHolder(UUID(int=7), TaskState.SCHEDULED, until=NOON)
+DEAD_HOLDER = GateHolder(UUID(int=7), TaskState.DEAD)
+READY = Situation(now=NOON, record=RECORD, workers=(WORKER,))
+SAID: list[tuple[Reason, bool, str]] = [
+    (Ended(TaskState.DEAD, NOON, "no"), True, "it ended as dead at 2026-11-18 12:00:00 UTC: no"),
+    (Running("w", NOON, NOON), True, "it runs since 2026-11-18 12:00:00 UTC, on worker w"),
+    (Buffered("w", NOON, NOON), True, "worker w took it at 2026-11-18 12:00:00 UTC"),
+    (LeaseOver("w", NOON), True, "its lease is over since 2026-11-18 12:00:00 UTC"),
+    (CancellationAsked("too late"), True, "its cancellation was asked for: too late"),
+    (WaitsForTime(NOON, Cause.ASKED), True, "it waits for its time, 2026-11-18 12:00:00 UTC"),
+    (WaitsForTime(NOON, Cause.ASKED, is_due=True), True, "it is due since 2026-11-18 12:00:00"),
+    (WaitsForTime(NOON, Cause.RETRY, error="no"), True, "it is a retry after: no"),
+    (WaitsForTime(NOON, Cause.PUT_OFF, breakers=("a (open)",)), True, "handled: a (open)"),
+    (QueuePaused("mail", NOON), True, "queue 'mail' is paused since 2026-11-18 12:00:00 UTC"),
+    (TypePaused("send", NOON), True, "type 'send' is paused since 2026-11-18 12:00:00 UTC"),
+    (LimitReached(QUEUE, "mail", 3, 3, 0, (HOLDER,)), True, "'mail' has 3 of 3 tasks at once"),
+    (LimitReached(TYPE, "send", 3, 1, 2), True, "what is left goes to others that come first (2)"),
+    (RateLimited(TYPE, "send", 0.5, NOON, 0), True, "not before 2026-11-18 12:00:00.000 UTC"),
+    (KeyHeld("k", 0, GATE_HOLDER), True, "ordering key 'k' is held by 00000000-0000-0000-0000-"),
+    (KeyHeld("k", 2, DEAD_HOLDER), True, "until it is retried, replayed or discarded; 2 others"),
+    (KeyHeld("k", 2), True, "is held by the first of 2 that came before it"),
+    (ValueLimitReached("send", "acme", 3, 3, 1, (GATE_HOLDER,)), True, "3 of 3 tasks of 'acme'"),
+    (ValueRateLimited("send", "acme", 0.5, NOON, 0), True, "not before 2026-11-18 12:00:00.000"),
+    (GateCalled(), False, "it is let through by the next worker or leader that looks"),
+    (RunsAlone(2, 0, is_next=True), False, "it was recovered from 2 lost workers"),
+    (RunsAlone(2, 3, is_next=False), True, "3 others like it come first"),
+    (NotListed(), True, "the leader lists it again"),
+    (NobodyHandles("send", "mail", 0), False, "no worker is alive"),
+    (NobodyHandles("send", "mail", 2), False, "none of 2 live workers handles type 'send'"),
+    (WorkersBusy(2, 20, 20), False, "2 of them, with 20 tasks for 20 slots"),
+    (Behind(1), False, "it is behind 1 task: nobody knows how long"),
+    (Behind(9, wait=40 * SECOND), False, "it is behind 9 tasks: about 40 s at the rate"),
+    (Behind(9, or_more=True, wait=7200 * SECOND), False, "more than 9 tasks: at least 2 hours"),
+    (Expires(NOON, is_over=False), False, "it is cancelled unless it begins by 2026-11-18"),
+    (Expires(NOON, is_over=True), False, "it should have begun by 2026-11-18"),
+]
+
+
+@pytest.mark.parametrize(("reason", "is_hindrance", "text"), SAID, ids=lambda one: str(one)[:40])
+def test_each_reason_has_a_sentence_and_hinders_a_claim_or_not(
+    reason: Reason, is_hindrance: bool, text: str
+) -> None:
+    assert text in str(reason)
+    assert is_in_the_way(reason) is is_hindrance
+
+
+def test_all_reasons_are_tested_and_have_names_of_their_own() -> None:
+    kinds = get_args(Reason)
+
+    assert {type(reason) for reason, *_ in SAID} == set(kinds)
+    assert len({kind.kind for kind in kinds}) == len(kinds)
+
+
+def limit(scope: RuleScope, name: str, room: int, **more: Any) -> LimitState:
+    return LimitState(
+        LaneRule(scope, name, concurrency=room), room=room, used=0, tokens=None, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("lanes", "place", "is_claimable"),
+    [
+        ([], 1, True),
+        ([], 2, False),
+        ([LaneState("mail", "call", 1)], 0, True),
+        ([LaneState("mail", "call", 1)], 1, False),
+        ([LaneState("mail", "call", 2)], 0, False),
+        ([LaneState("bulk", "call", 9)], 1, True),
+    ],
+)
+def test_what_is_left_of_a_limit_goes_to_the_lanes_before(
+    lanes: list[LaneState], place: int, is_claimable: bool
+) -> None:
+    situation = replace(
+        READY,
+        limits=(limit(QUEUE, "mail", 2),),
+        lanes=(*lanes, LaneState("mail", "send", place + 1, is_own=True)),
+        ahead=Ahead(in_lane=place),
+    )
+
+    assert explained(situation).claimable is is_claimable
+
+
+def test_many_suspects_are_an_outage_and_claimed_in_batches() -> None:
+    lanes = (LaneState("mail", "send", 200, is_own=True),)
+    situation = replace(
+        READY, recoveries=2, lanes=lanes, suspects=Suspects(101, 2), ahead=Ahead(in_lane=99)
+    )
+
+    assert explained(situation).claimable
+    assert not explained(replace(situation, suspects=Suspects(100, 2))).claimable
+
+
+def test_no_more_are_counted_than_can_be() -> None:
+    (reason,) = explained(replace(READY, ahead=Ahead(in_lane=COUNTED + 1))).reasons
+
+    assert reason == Behind(COUNTED, or_more=True)
+
+
+def test_the_rate_is_that_of_the_time_in_which_tasks_completed() -> None:
+    ahead = Ahead(in_lane=30, completed=60, completed_since=NOON - 20 * SECOND)
+
+    (reason,) = explained(replace(READY, ahead=ahead)).reasons
+
+    assert reason == Behind(30, wait=10 * SECOND)
+
+
+def test_breakers_are_named_with_what_was_put_off() -> None:
+    record = replace(RECORD, status=TaskState.SCHEDULED, generation=2)
+    worker = replace(WORKER, breakers={"bank": "open", "post": "closed"})
+
+    (reason,) = explained(replace(READY, record=record, workers=(worker,))).reasons
+
+    assert reason == WaitsForTime(NOON, Cause.PUT_OFF, is_due=True, breakers=("bank (open)",))
+
+
+def test_lanes_compete_that_are_read_by_workers_which_handle_the_task() -> None:
+    everywhere = replace(WORKER, types=("send",), queues=None)
+    elsewhere = replace(WORKER, types=("print",))
+
+    assert competing([WORKER, elsewhere], RECORD) == (["call", "send"], ["mail"])
+    assert competing([WORKER, everywhere], RECORD) == (["call", "send"], None)
+    assert competing([elsewhere], RECORD) == (["send"], ["mail"])

@@ -1,0 +1,196 @@
+"""Which slots are fired, and which are skipped: decided from values alone."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from windlass.model.schedule import (
+    DueSchedule,
+    Overlap,
+    Schedule,
+    Slot,
+    SlotState,
+    Timing,
+)
+from windlass.model.task import NewTask
+from windlass.policy.schedule import COUNTED, decide, jittered, next_slot, passed
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+HOUR = 60 * MINUTE
+FIRED, SKIPPED, WAITING = SlotState.FIRED, SlotState.SKIPPED, SlotState.WAITING
+EVERY_SECOND = (Timing(every=timedelta(seconds=1)), Timing(cron="* * * * * *"))
+EVERY_MINUTE = (Timing(every=MINUTE), Timing(cron="* * * * *"))
+
+
+def new_ids(number: int) -> list[UUID]:
+    return [uuid4() for _ in range(number)]
+
+
+def a_schedule(timing: Timing, **options: Any) -> Schedule:
+    return Schedule(name="a", timing=timing, task=NewTask(UUID(int=0), "t", "{}"), **options)
+
+
+def decided(
+    since: datetime,
+    now: datetime,
+    timing: Timing,
+    state: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[Slot, ...]:
+    due = DueSchedule(
+        schedule=a_schedule(timing, **options),
+        revision=1,
+        decided_until=since,
+        now=now,
+        **(state or {}),
+    )
+    return decide(due, new_ids).slots
+
+
+def summary(slots: tuple[Slot, ...]) -> list[tuple[SlotState, int]]:
+    return [(slot.state, slot.slots) for slot in slots]
+
+
+@pytest.mark.parametrize("timing", EVERY_MINUTE)
+@pytest.mark.parametrize(
+    ("catch_up", "expected"),
+    [
+        (0, [(SKIPPED, 59), (FIRED, 1)]),
+        (1, [(SKIPPED, 59), (FIRED, 1)]),
+        (3, [(SKIPPED, 57), *[(FIRED, 1)] * 3]),
+        (100, [(FIRED, 1)] * 60),
+    ],
+)
+def test_the_latest_missed_slots_are_fired(
+    timing: Timing, catch_up: int, expected: list[tuple[SlotState, int]]
+) -> None:
+    slots = decided(NOON - HOUR, NOON, timing, catch_up=catch_up, overlap=Overlap.ALLOW)
+
+    assert summary(slots) == expected
+    assert slots[-1].at == NOON
+    assert len({slot.at for slot in slots}) == len(slots)
+
+
+def test_a_slot_that_is_late_by_less_than_a_minute_is_not_missed() -> None:
+    hourly = Timing(every=HOUR)
+    late = decided(NOON - MINUTE, NOON + MINUTE, hourly, catch_up=0)
+    too_late = decided(NOON - MINUTE, NOON + 2 * MINUTE, hourly, catch_up=0)
+
+    assert summary(late) == [(FIRED, 1)]
+    assert summary(too_late) == [(SKIPPED, 1)]
+
+
+@pytest.mark.parametrize("timing", EVERY_SECOND)
+def test_years_of_missed_slots_are_one_record(timing: Timing) -> None:
+    slots = decided(NOON - timedelta(days=1000), NOON, timing)
+
+    skipped, fired = slots
+    assert (fired.at, fired.state) == (NOON, FIRED)
+    assert skipped.at == NOON - timedelta(seconds=1)
+    assert skipped.first_at == NOON - timedelta(days=1000) + timedelta(seconds=1)
+    if timing.every:
+        assert skipped.slots == 1000 * 86_400 - 1
+    else:
+        assert skipped.slots == COUNTED
+        assert f"{COUNTED} slots or more" in (skipped.reason or "")
+
+
+@pytest.mark.parametrize("timing", EVERY_MINUTE)
+def test_an_overlapping_slot_names_the_task(timing: Timing) -> None:
+    task_id = uuid4()
+
+    (slot,) = decided(NOON - MINUTE, NOON, timing, {"live_task": task_id})
+
+    assert slot.state is SKIPPED
+    assert str(task_id) in (slot.reason or "")
+
+
+def test_slots_that_are_caught_up_with_do_not_overlap_either() -> None:
+    slots = decided(NOON - 3 * MINUTE, NOON, EVERY_MINUTE[0], catch_up=3)
+
+    assert summary(slots) == [(FIRED, 1), (SKIPPED, 1), (SKIPPED, 1)]
+
+
+def test_as_many_slots_wait_as_are_caught_up_with() -> None:
+    slots = decided(
+        NOON - 4 * MINUTE,
+        NOON,
+        EVERY_MINUTE[0],
+        {"live_task": uuid4()},
+        catch_up=2,
+        overlap=Overlap.QUEUE,
+    )
+
+    assert summary(slots) == [(SKIPPED, 2), (WAITING, 1), (WAITING, 1)]
+
+
+def test_slots_that_wait_are_fired_one_at_a_time_and_in_order() -> None:
+    waiting = (NOON - 2 * MINUTE, NOON - MINUTE)
+    due = DueSchedule(
+        schedule=a_schedule(Timing(every=HOUR), overlap=Overlap.QUEUE, catch_up=2),
+        revision=1,
+        decided_until=NOON,
+        now=NOON + MINUTE,
+        waiting=waiting,
+    )
+
+    decision = decide(due, new_ids)
+
+    assert [slot.at for slot in decision.released] == [waiting[0]]
+    assert decision.next_at == NOON + MINUTE + timedelta(seconds=1)
+
+
+def test_a_pause_is_told_apart_from_what_was_missed() -> None:
+    state = {"paused_at": NOON - 30 * MINUTE, "resumed_at": NOON - 10 * MINUTE}
+
+    slots = decided(NOON - HOUR, NOON, EVERY_MINUTE[0], state)
+
+    assert summary(slots) == [(SKIPPED, 30), (SKIPPED, 20), (SKIPPED, 9), (FIRED, 1)]
+    assert [slot.reason for slot in slots][1] == "paused"
+
+
+def test_a_clock_that_was_set_back_decides_on_nothing() -> None:
+    slots = decided(NOON + HOUR, NOON, EVERY_MINUTE[0])
+
+    assert slots == ()
+
+
+def test_intervals_are_counted_from_the_epoch() -> None:
+    seven = Timing(every=timedelta(seconds=7))
+
+    slot = next_slot(seven, NOON)
+
+    assert slot is not None
+    assert slot.timestamp() % 7 == 0
+    assert 0 < (slot - NOON).total_seconds() <= 7
+    assert next_slot(seven, slot) == slot + timedelta(seconds=7)
+
+
+@pytest.mark.parametrize("timing", [Timing(every=7 * MINUTE), Timing(cron="*/7 * * * *")])
+@pytest.mark.parametrize("most", [0, 1, 5, 1000])
+def test_no_slot_is_counted_twice_or_left_out(timing: Timing, most: int) -> None:
+    found = passed(timing, NOON - 24 * HOUR, NOON, most)
+    everything = passed(timing, NOON - 24 * HOUR, NOON, 10_000)
+
+    assert found.earlier + len(found.latest) == len(everything.latest)
+    assert list(found.latest) == list(everything.latest)[found.earlier :]
+    if found.earlier:
+        assert (found.first, found.last) == (
+            everything.latest[0],
+            everything.latest[found.earlier - 1],
+        )
+
+
+def test_jitter_is_the_same_for_everybody_and_differs_by_slot() -> None:
+    schedule = a_schedule(Timing(every=MINUTE), jitter=MINUTE)
+
+    times = [jittered(schedule, NOON + k * MINUTE) - NOON - k * MINUTE for k in range(100)]
+
+    assert times == [jittered(schedule, NOON + k * MINUTE) - NOON - k * MINUTE for k in range(100)]
+    assert all(timedelta(0) <= one < MINUTE for one in times)
+    assert len(set(times)) > 90
+    assert min(times) < MINUTE / 5
+    assert max(times) > MINUTE * 4 / 5
