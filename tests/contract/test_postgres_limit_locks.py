@@ -104,6 +104,27 @@ async def test_two_settlements_of_a_limit_give_back_both(
     assert await used(sessions) == 0
 
 
+@pytest.mark.parametrize("rule", [LaneRule(QUEUE, "mail", 1), LaneRule(RuleScope.TYPE, "send", 1)])
+async def test_a_limit_holds_for_what_becomes_ready_while_the_claim_waits_for_another(
+    store: PostgresStore, sessions: Sessions, rule: LaneRule
+) -> None:
+    await store.declare_rules([TWO, rule], types=[])
+    ids = await add(store)
+    other = await sessions.begin()
+    await other.connection.execute("SELECT windlass.lock_limit('queue', 'default')")
+    both = replace(request(), types=("resize", "send"))
+
+    waiting = await sessions.blocked(store.claim(both), by=other)
+    await add(store, 3, type="send", queue="mail")
+    await other.commit()
+
+    first, second = await waiting, await store.claim(both)
+    assert first.claim is not None
+    assert second.claim is not None
+    assert [task.id for task in first.claim.tasks] == ids
+    assert len(second.claim.tasks) == 1
+
+
 async def test_a_full_limit_makes_nobody_wait(store: PostgresStore, sessions: Sessions) -> None:
     await store.set_rule(TWO)
     await add(store, 5)

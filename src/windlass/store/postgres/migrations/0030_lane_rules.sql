@@ -271,21 +271,28 @@ $$;
 
 -- ruled_heads: the lanes of a claim with their first tasks, most urgent first, where queues may age by steps of their
 -- own and types may be paused. In a queue that is strict no lane comes before one of a higher priority; among
--- those of other queues each has the rank of the last one that has to come before it.
+-- those of other queues each has the rank of the last one that has to come before it. `limits` are those that the
+-- lane's tasks count for.
 CREATE FUNCTION windlass.ruled_heads(
     types text[], queues text[], ageing interval, lanes bigint[], from_x bigint[], from_n bigint[], late xid8[],
     other_than text[]
 ) RETURNS TABLE (
-    lane bigint, type text, queue text, priority smallint, kind smallint, x xid8, n bigint, ready_at timestamptz
+    lane bigint, type text, queue text, priority smallint, kind smallint, x xid8, n bigint, ready_at timestamptz,
+    limits text[]
 )
 LANGUAGE sql STABLE
 AS $$
 WITH lane_of AS MATERIALIZED (
     SELECT DISTINCT
         k.type, k.queue, k.priority, k.kind, k.lane, coalesce(r.ageing = 'Infinity', false) AS is_strict,
-        CASE WHEN r.ageing < 'Infinity' THEN r.ageing * interval '1 second' ELSE ruled_heads.ageing END AS step
+        CASE WHEN r.ageing < 'Infinity' THEN r.ageing * interval '1 second' ELSE ruled_heads.ageing END AS step,
+        array_remove(ARRAY[
+            CASE WHEN r.concurrency IS NOT NULL OR r.rate IS NOT NULL THEN 'queue ' || k.queue END,
+            CASE WHEN t.concurrency IS NOT NULL OR t.rate IS NOT NULL THEN 'type ' || k.type END
+        ], NULL) AS limits
     FROM windlass.lane k
     LEFT JOIN windlass.lane_rule_in_force r ON r.scope = 'queue' AND r.name = k.queue
+    LEFT JOIN windlass.lane_rule_in_force t ON t.scope = 'type' AND t.name = k.type
     WHERE k.type = ANY (types) AND (queues IS NULL OR k.queue = ANY (queues))
         AND (other_than IS NULL OR k.queue <> ALL (other_than))
         AND NOT EXISTS (SELECT FROM windlass.queue q WHERE q.name = k.queue AND q.paused_at IS NOT NULL)
@@ -318,7 +325,7 @@ WITH lane_of AS MATERIALIZED (
         LIMIT 1
     ) o ON true
 )
-SELECT h.lane, h.type, h.queue, h.priority, h.kind, h.x, h.n, h.ready_at
+SELECT h.lane, h.type, h.queue, h.priority, h.kind, h.x, h.n, h.ready_at, h.limits
 FROM head h
 ORDER BY
     CASE
@@ -402,6 +409,7 @@ DECLARE
     held_from integer[] := '{}';
     held_tasks integer[] := '{}';
     place integer;
+    named text;
     refill float8;
     has_calls boolean;
 BEGIN
@@ -422,14 +430,14 @@ BEGIN
         ) o;
         OPEN heads FOR
         SELECT
-            r.lane, r.type, r.queue, r.priority, r.kind, r.x, r.n, r.ready_at
+            r.lane, r.type, r.queue, r.priority, r.kind, r.x, r.n, r.ready_at, r.limits
         FROM windlass.ruled_heads(types, queues, ageing, lanes, from_x, from_n, late, other_than) r;
     ELSE
         OPEN heads FOR
         SELECT
             l.lane, l.type, l.queue, l.priority, l.kind,
             coalesce(b.x, 0)::text::xid8 AS x, coalesce(b.n, -1) AS n,
-            least(h.ready_at, o.ready_at) AS ready_at
+            least(h.ready_at, o.ready_at) AS ready_at, '{}'::text[] AS limits
         FROM (
             SELECT DISTINCT k.type, k.queue, k.priority, k.kind, k.lane
             FROM windlass.lane k
@@ -502,14 +510,13 @@ BEGIN
 
         end_x := NULL; end_n := NULL; ended := false;
         room := wanted - taken;
-        IF cardinality(limits) > 0 THEN
-            own_limits := array_remove(ARRAY[
-                array_position(limits, 'queue ' || head.queue), array_position(limits, 'type ' || head.type)
-            ], NULL);
-            FOREACH place IN ARRAY own_limits LOOP
-                room := least(room, rooms[place]);
-            END LOOP;
-        END IF;
+        own_limits := '{}';
+        FOREACH named IN ARRAY head.limits LOOP
+            place := array_position(limits, named);
+            own_limits := own_limits || place;
+            -- One that was not asked had no tasks when the others were: they come with the next claim.
+            room := least(room, coalesce(rooms[place], 0));
+        END LOOP;
         -- First what lies behind, by its transaction; then what lies ahead.
         FOREACH passed IN ARRAY late || NULL::xid8 LOOP
             CONTINUE WHEN passed >= head.x;

@@ -6,7 +6,7 @@ WITH head AS MATERIALIZED (
     SELECT h.lane, h.queue, h.type, least(q.room, t.room) AS room, h.place
     FROM windlass.ruled_heads(
         ARRAY(SELECT DISTINCT l.type FROM windlass.lane l), NULL, $1::interval, '{}', '{}', '{}', '{}', NULL
-    ) WITH ORDINALITY AS h (lane, type, queue, priority, kind, x, n, ready_at, place)
+    ) WITH ORDINALITY AS h (lane, type, queue, priority, kind, x, n, ready_at, limits, place)
     LEFT JOIN unnest($3::text[], $4::integer[]) AS q (name, room) ON q.name = h.queue
     LEFT JOIN unnest($5::text[], $6::integer[]) AS t (name, room) ON t.name = h.type
     WHERE h.ready_at IS NOT NULL AND (h.kind = 2) = $2::boolean
