@@ -460,12 +460,11 @@ class App(TaskSet):
             shutdown_timeout = shutdown_timeout.total_seconds()
         if shutdown_timeout is not None:
             settings = replace(settings, shutdown_timeout=shutdown_timeout)
-        store = await self.store()
         return make_worker(
-            store,
+            await self.store(),
             self.registry,
             settings,
-            serving=checked_serving(queues, queue_concurrency, await self._weights(store)),
+            serving=checked_serving(queues, queue_concurrency),
             place=Place(self, self.url),
             wishes=Wishes(
                 on_startup=self._on_startup,
@@ -478,13 +477,6 @@ class App(TaskSet):
             ),
             monitor=monitor,
         )
-
-    async def _weights(self, store: Store) -> dict[str, int]:
-        """What queues weigh: as declared here, unless an operator has said something else."""
-        by_hand = [one.rule for one in await store.rules() if one.by_operator]
-        rules = {rule.key: rule for rule in (*self.registry.rules(), *by_hand)}
-        queues = [rule for rule in rules.values() if rule.scope is RuleScope.QUEUE]
-        return {rule.name: rule.weight for rule in queues if rule.weight is not None}
 
     # Not built yet
 

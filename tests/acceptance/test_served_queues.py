@@ -226,6 +226,28 @@ async def test_what_is_declared_of_a_queue_counts_for_every_worker(
     assert len(begun) == 800
 
 
+async def test_a_worker_that_runs_shares_by_what_a_queue_weighs_by_now(unbuffered: App) -> None:
+    app = unbuffered
+    begun: list[str] = []
+
+    @app.task
+    async def work(queue: str) -> None:
+        begun.append(queue)
+        await asyncio.sleep(0)
+
+    async with app.worker(concurrency=10), asyncio.timeout(30):
+        (worker,) = await app.workers.list()
+        await app.workers.pause(worker.id)
+        await app.queues.change("mail", weight=3)
+        handles = await app.enqueue_many(
+            work.options(queue=queue).call(queue) for queue in ("mail", "bulk") for _ in range(400)
+        )
+        await app.workers.resume(worker.id)  # it hears of both in one answer
+        await asyncio.gather(*(handle.result() for handle in handles))
+
+    assert 250 <= begun[:400].count("mail") <= 340  # of 400, three quarters are 300
+
+
 async def test_a_worker_of_all_queues_may_limit_some(app: App) -> None:
     running = most = 0
     ended: Counter[str] = Counter()

@@ -12,7 +12,6 @@ import pytest
 from unit.moved_clock import MovedClock
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimAnswer, ClaimedTask, ClaimRequest
-from windlass.policy.shares import Shares
 from windlass.runtime import fetcher
 from windlass.runtime.fetcher import LARGEST_CLAIM, Fetcher
 from windlass.service import Stop
@@ -65,7 +64,7 @@ class Bench:
             poll=timedelta(seconds=poll),
             is_leader=lambda: self.is_leader,
             went_idle=lambda: self.log.append("went idle"),
-            shares=None if queues is None else Shares({(one,): 1 for one in queues}),
+            weights=None if queues is None else {(one,): 1 for one in queues},
         )
 
     async def run(self) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -36,6 +36,7 @@ class Bench:
         self.is_idle = False
         self.lost: list[UUID] = []
         self.ordered: list[WorkerOrder] = []
+        self.weighed: list[Mapping[str, int]] = []
         self.lost_some = threading.Event()
         self.heartbeat = Heartbeat(
             store=self.store,
@@ -49,6 +50,7 @@ class Bench:
             breakers=dict,
             lost=self._lost,
             ordered=self.ordered.append,
+            weighed=self.weighed.append,
             watch_loop=_watch_nothing,
         )
 
@@ -375,6 +377,21 @@ async def test_what_is_asked_of_the_worker_is_told_at_every_beat_if_it_is_known(
         await bench.beat()
 
     assert bench.ordered == [WorkerOrder.RESUME, WorkerOrder.PAUSE]
+
+
+async def test_what_queues_weigh_is_told_at_every_beat_that_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: list[Mapping[str, int] | None] = [{"mail": 3}, None, {}]
+
+    async def pulse(_: Pulse) -> PulseAnswer:
+        return PulseAnswer(frozenset(), registered=True, weights=weights.pop(0))
+
+    monkeypatch.setattr(bench.store, "pulse", pulse)
+    for _ in range(3):
+        await bench.beat()
+
+    assert bench.weighed == [{"mail": 3}, {}]
 
 
 async def test_a_heart_that_is_hurried_beats_before_its_time(bench: Bench) -> None:

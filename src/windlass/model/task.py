@@ -432,9 +432,9 @@ class PulseAnswer(NamedTuple):
     kept: frozenset[UUID]
     registered: bool
     skipped: frozenset[UUID] = frozenset()
-    order: WorkerOrder | None = (
-        WorkerOrder.RESUME
-    )  # what is asked of it by now; None: nobody could say
+    # What is asked of it by now, and what queues weigh; None: nobody could say.
+    order: WorkerOrder | None = WorkerOrder.RESUME
+    weights: Mapping[str, int] | None = None
 
 
 class Leadership(NamedTuple):

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Protocol
 from uuid import UUID
@@ -100,6 +100,11 @@ class Beside:
         for fetcher in self.fetchers:
             fetcher.wake(lane, task_id)
 
+    def share(self, weights: Mapping[Queues, int]) -> None:
+        """Divide the room among queues by these weights."""
+        for fetcher in self.fetchers:
+            fetcher.share(weights)
+
     async def run(self, stop: Stop) -> None:
         """Claim until asked to stop."""
         if len(self.fetchers) == 1:
@@ -136,7 +141,7 @@ class Fetcher:
         is_leader: Callable[[], bool],
         went_idle: Callable[[], None],
         beside: "Beside | None" = None,
-        shares: Shares | None = None,
+        weights: Mapping[Queues, int] | None = None,
         queue_room: QueueRoom | None = None,
     ) -> None:
         self._store = store
@@ -148,7 +153,10 @@ class Fetcher:
         self._went_idle = went_idle
         self._beside = beside or Beside()
         self._beside.fetchers.append(self)
-        self._shares = shares  # None: one claim for all queues
+        self._weights: Mapping[Queues, int] = weights or {}
+        self._shares: Shares | None = (
+            None  # by these weights; without any, one claim is for all queues
+        )
         self._queue_room = queue_room or QueueRoom({})
         self._wakened = asyncio.Event()
         self._woken_for: set[int | None] = set()  # lanes; None: perhaps any
@@ -190,6 +198,10 @@ class Fetcher:
         if len(self._woken_for) < 2:  # more than one are as good as any
             self._woken_for.add(lane)
         self._wakened.set()
+
+    def share(self, weights: Mapping[Queues, int]) -> None:
+        """Divide the room by these weights, from the next look on."""
+        self._weights = weights
 
     async def run(self, stop: Stop) -> None:
         """Claim until asked to stop."""
@@ -264,6 +276,7 @@ class Fetcher:
         self._wakened.clear()  # before the look, so that what arrives during it is not missed
         self._woken_for.clear()
         self._has_read_all = False
+        self._weigh()
         if lane is None and self._shares is not None:
             answer, found = await self._take_shares(size, self._shares, stop)
         else:
@@ -279,6 +292,10 @@ class Fetcher:
             self._more_at = answer.more_in and time.monotonic() + answer.more_in
         self._is_capped = answer.is_capped
         return lane, found, size
+
+    def _weigh(self) -> None:
+        if self._weights != ({} if self._shares is None else self._shares.weights):
+            self._shares = Shares(self._weights) if self._weights else None
 
     async def _take(
         self,

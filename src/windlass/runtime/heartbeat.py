@@ -87,6 +87,7 @@ class Heartbeat:
         breakers: Callable[[], Mapping[str, str]],
         lost: Callable[[list[UUID]], None],
         ordered: Callable[[WorkerOrder], None],
+        weighed: Callable[[Mapping[str, int]], None],
         watch_loop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._store = store
@@ -102,6 +103,7 @@ class Heartbeat:
         self._breakers = breakers
         self._lost = lost  # called in the heart's thread, as are the others
         self._ordered = ordered  # what people ask of the worker
+        self._weighed = weighed  # what queues weigh
         self._watch_loop = watch_loop
         self._thread = threading.Thread(target=self._run, name="windlass-heartbeat", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -249,6 +251,8 @@ class Heartbeat:
         held = set(self._leases.tokens())
         if lost := (held & set(tokens)) - answer.kept - answer.skipped:
             self._lost(list(lost))
+        if answer.weights is not None:
+            self._weighed(answer.weights)
         if answer.registered and answer.order is not None:  # or it went with the row
             self._ordered(answer.order)
         async with answered_within(self._answer_within):

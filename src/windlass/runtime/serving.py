@@ -18,38 +18,48 @@ UNLIMITED = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What a worker serves; without weights all queues are claimed from at once, merged by rank."""
+    """What a worker is asked to serve."""
 
-    queues: Queues | None = None  # None: all
-    weights: Mapping[Queues, int] = field(default_factory=dict)
+    named: Mapping[str, int | None] | None = (
+        None  # with what each weighs, if that is said; None: all queues
+    )
     most: Mapping[str, int] = field(default_factory=dict)  # tasks at once, of queues with a limit
 
+    @property
+    def queues(self) -> Queues | None:
+        """Their names; None: all."""
+        return None if self.named is None else tuple(self.named)
 
-def checked_serving(queues: Any, most: Any, declared: Mapping[str, int]) -> Serving:
-    """Return what `queues` and `queue_concurrency` ask for, or raise; others weigh what is declared of them."""
-    weights = None if queues is None else _checked_queues(queues)
-    limits = _checked_limits(most, weights)
-    if weights is None:
-        return _serving_all(limits, declared)
-    weights = {name: weight or declared.get(name) for name, weight in weights.items()}
-    names = tuple(weights)
-    if any(weights.values()):
-        return Serving(names, {(name,): weight or 1 for name, weight in weights.items()}, limits)
-    if not limits:
-        return Serving(names)
-    others = tuple(name for name in names if name not in limits)
-    together = {others: len(others)} if others else {}
-    return Serving(names, together | {(name,): 1 for name in names if name in limits}, limits)
+    def weights(self, declared: Mapping[str, int]) -> dict[Queues, int]:
+        """What is claimed from together and its share, given what queues weigh where nothing is said here.
+
+        Without any, all queues are claimed from at once, merged by rank.
+        """
+        if self.named is None:
+            return self._weights_of_all(declared)
+        weights = {name: weight or declared.get(name) for name, weight in self.named.items()}
+        if any(weights.values()):
+            return {(name,): weight or 1 for name, weight in weights.items()}
+        if not self.most:
+            return {}
+        others = tuple(name for name in weights if name not in self.most)
+        together = {others: len(others)} if others else {}
+        return together | {(name,): 1 for name in weights if name in self.most}
+
+    def _weights_of_all(self, declared: Mapping[str, int]) -> dict[Queues, int]:
+        """Those that are named by themselves, and the others together."""
+        weights: dict[Queues, int] = {}
+        for name in sorted({*self.most, *declared}):
+            weights[(name,)] = declared.get(name, 1)
+        if weights:
+            weights[(OTHERS,)] = 1
+        return weights
 
 
-def _serving_all(limits: Mapping[str, int], declared: Mapping[str, int]) -> Serving:
-    """All queues; those that are named by themselves, and the others together."""
-    weights: dict[Queues, int] = {}
-    for name in sorted({*limits, *declared}):
-        weights[(name,)] = declared.get(name, 1)
-    if weights:
-        weights[(OTHERS,)] = 1
-    return Serving(None, weights, limits)
+def checked_serving(queues: Any, most: Any) -> Serving:
+    """Return what `queues` and `queue_concurrency` ask for, or raise."""
+    named = None if queues is None else _checked_queues(queues)
+    return Serving(named, _checked_limits(most, named))
 
 
 def _checked_queues(given: Any) -> dict[str, int | None]:

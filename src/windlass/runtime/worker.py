@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,7 +12,6 @@ from uuid import UUID
 
 from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerOrder
-from windlass.policy.shares import Shares
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
 from windlass.runtime.committer import Committer
@@ -184,7 +183,6 @@ class Worker:
             buffer_seconds=options.buffer_seconds,
             queue_room=self._queue_room,
         )
-        weights = options.serving.weights
         is_second = bool(self._all_slots)
         self._all_slots.append(slots)
         Fetcher(
@@ -203,7 +201,7 @@ class Worker:
             is_leader=lambda: self._companion.is_leader,
             went_idle=self._idle_seen.set,
             beside=self._fetchers,
-            shares=Shares(weights) if weights else None,
+            weights=options.serving.weights({}),
             queue_room=self._queue_room,
         )
 
@@ -273,6 +271,10 @@ class Worker:
         elif order is WorkerOrder.RESUME and self._fetchers.is_paused:
             emit("worker.resumed", worker_id=worker_id)
             self._fetchers.resume()
+
+    def _weigh(self, declared: Mapping[str, int]) -> None:
+        """Share by what queues weigh by now; told at every beat, the first of which comes before any claim."""
+        self._fetchers.share(self._options.serving.weights(declared))
 
     def _must_end(self) -> bool:
         """Whether nothing may run any more: that was asked for long ago, or more than once. In the heart's thread."""
@@ -508,6 +510,9 @@ class Worker:
         def ordered(order: WorkerOrder) -> None:
             loop.call_soon_threadsafe(self._obey, order)
 
+        def weighed(weights: Mapping[str, int]) -> None:
+            loop.call_soon_threadsafe(self._weigh, weights)
+
         return Heartbeat(
             store=self._store,
             worker=self._options.info,
@@ -520,6 +525,7 @@ class Worker:
             breakers=lambda: {one.name: one.state for one in self._registry.reports()},
             lost=lost,
             ordered=ordered,
+            weighed=weighed,
             watch_loop=self._loop_watch.watch,
         )
 

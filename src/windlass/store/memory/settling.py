@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from windlass.model.rule import RuleScope
 from windlass.model.task import (
     Answer,
     Fence,
@@ -124,7 +125,13 @@ class SettleVerbs(MemoryTables):
             )
             self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
         order = WorkerOrder.RESUME if known is None else _asked_of(known)
-        return PulseAnswer(kept, registered=known is not None, order=order)
+        rules = (self._declared | self._set_by_operator).values()
+        weights = {
+            rule.name: rule.weight
+            for rule in rules
+            if rule.scope is RuleScope.QUEUE and rule.weight is not None
+        }
+        return PulseAnswer(kept, registered=known is not None, order=order, weights=weights)
 
     @transaction
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:

@@ -108,7 +108,8 @@ class SettleVerbs(PostgresParts):
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens), order=None)
         kept, skipped = frozenset(row["kept"]), frozenset(row["skipped"])
         order = WorkerOrder(row["ordered"] or WorkerOrder.RESUME)
-        return PulseAnswer(kept, row["registered"], skipped, order)
+        weights = dict(zip(row["weighed"], row["weights"], strict=True))
+        return PulseAnswer(kept, row["registered"], skipped, order, weights)
 
     async def set_idle(self, worker_id: UUID, idle: bool) -> None:
         await self._run.execute("set_idle", worker_id, idle)

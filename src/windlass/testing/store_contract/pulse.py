@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from windlass.model.rule import LaneRule, RuleScope
 from windlass.model.task import (
     Answer,
     Change,
@@ -145,7 +146,7 @@ class PulseRules(Steps):
         answer = await store.pulse(Pulse(WORKER, [], LEASE, running=3, idle=True))
 
         worker = await self.known_worker(store)
-        assert answer == PulseAnswer(frozenset(), registered=True)
+        assert answer == PulseAnswer(frozenset(), registered=True, weights={})
         assert worker.heartbeat_at >= worker.started_at + SECOND
         assert (worker.running, worker.idle) == (3, True)
 
@@ -162,6 +163,15 @@ class PulseRules(Steps):
         assert (before, after) == ({}, {})
         assert said == {"payments": "open", "mail": "closed"}
 
+    async def test_the_answer_to_a_pulse_says_what_queues_weigh(self, store: Store) -> None:
+        rules = [LaneRule(RuleScope.QUEUE, name, weight=2) for name in ("mail", "bulk")]
+        await store.declare_rules([*rules, LaneRule(RuleScope.QUEUE, "slow", 1)], types=[])
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "mail", weight=3))
+
+        answer = await store.pulse(Pulse(WORKER, [], LEASE, running=0, idle=False))
+
+        assert answer.weights == {"mail": 3, "bulk": 2}
+
     async def test_a_pulse_of_an_unknown_worker_says_so_and_extends_all_the_same(
         self, store: Store
     ) -> None:
@@ -170,7 +180,7 @@ class PulseRules(Steps):
 
         answer = await self.pulse(store, claim)
 
-        assert answer == PulseAnswer(frozenset({claim.token}), registered=False)
+        assert answer == PulseAnswer(frozenset({claim.token}), registered=False, weights={})
         assert await store.workers() == []
 
     async def test_a_worker_says_whether_it_is_idle(self, store: Store) -> None:

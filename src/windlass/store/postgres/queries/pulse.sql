@@ -4,7 +4,7 @@
 -- $8 breakers: the state of each, as JSON (NULL: it has none).
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
--- What people ask of the worker is read and not locked.
+-- What people ask of the worker, and what queues weigh, is read and not locked.
 -- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
 WITH limited AS MATERIALIZED (
     SELECT set_config('lock_timeout', (extract(epoch FROM $6::interval) * 1000)::bigint::text, true)
@@ -57,4 +57,11 @@ SELECT
         SELECT CASE WHEN w.drained_at IS NOT NULL THEN 'drain' WHEN w.paused_at IS NOT NULL THEN 'pause' END
         FROM windlass.worker w
         WHERE w.id = $1
-    ) AS ordered
+    ) AS ordered,
+    weight.queues AS weighed,
+    weight.numbers AS weights
+FROM (
+    SELECT coalesce(array_agg(r.name), '{}') AS queues, coalesce(array_agg(r.weight), '{}') AS numbers
+    FROM windlass.lane_rule_in_force r
+    WHERE r.scope = 'queue' AND r.weight IS NOT NULL
+) weight
