@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from windlass.model.errors import ConfigurationError
@@ -80,6 +81,8 @@ def value_text(values: Sequence[Any]) -> str:
 
 
 def _as_text(value: Any) -> str:
+    if isinstance(value, float):
+        return format(Decimal(repr(value + 0.0)), "f")  # all its digits, and no zero below zero
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

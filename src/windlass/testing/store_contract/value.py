@@ -116,6 +116,10 @@ class ValueLimitRules(GateSteps):
         [
             (BY_TENANT, {"tenant": "acme"}, "acme"),
             (BY_TENANT, {"tenant": 7}, "7"),
+            (BY_TENANT, {"tenant": 1.0}, "1.0"),
+            (BY_TENANT, {"tenant": 1e16}, "10000000000000000"),
+            (BY_TENANT, {"tenant": -1.5e-7}, "-0.00000015"),
+            (BY_TENANT, {"tenant": -0.0}, "0.0"),
             (BY_TENANT, {"tenant": True}, "true"),
             (BY_TENANT, {}, "null"),
             ('[["tenant", 7]]', {}, "7"),
