@@ -144,6 +144,15 @@ class ValueLimitRules(GateSteps):
 
         assert set(await self.granted(store, types=TYPES)) == {first, *mails}
 
+    async def test_a_limit_that_nobody_has_given_a_size_blocks_nothing(self, store: Store) -> None:
+        number = 10 * FAIR_WINDOW + 100
+        ids = await self.add_of(store, "acme", number)
+
+        (queue,) = await store.queues()
+
+        assert (queue.counts[PENDING], queue.counts.get(BLOCKED, 0)) == (number, 0)
+        assert await self.seen(store, ids[0], ids[-1]) == [PENDING, PENDING]
+
     async def test_of_each_value_a_window_is_let_through_ahead_of_others(
         self, store: Store
     ) -> None:

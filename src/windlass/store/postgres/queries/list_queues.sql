@@ -3,6 +3,8 @@ WITH lanes AS (
     SELECT lane, queue FROM windlass.lane
     UNION
     SELECT lane, queue FROM windlass.resting_lane
+), leaving AS (
+    SELECT c.gate, count(*)::integer AS leaving FROM windlass.gate_call c WHERE c.leaving IS NOT NULL GROUP BY c.gate
 ), waiting AS (
     SELECT l.queue, 'pending' AS status, count(*) AS tasks, min(r.ready_at) AS oldest
     FROM windlass.ready r
@@ -23,30 +25,41 @@ WITH lanes AS (
     UNION ALL
     SELECT t.queue, k.status, count(*), min(t.scheduled_for) FILTER (WHERE k.status = 'pending')
     FROM (
-        SELECT e.task_id, CASE
-            -- What a gate lets through at once; see gate_status.
-            WHEN row_number() OVER (PARTITION BY e.gate ORDER BY e.x, e.n) > g.room THEN 'blocked' ELSE 'pending'
-        END AS status
+        SELECT
+            e.task_id, e.gate,
+            -- What a gate lets through at once; see gate_status. Where nobody has said how many, all.
+            coalesce(row_number() OVER (PARTITION BY e.gate ORDER BY e.x, e.n) > g.room, false) AS is_blocked
         FROM windlass.gate_entry e
         JOIN (
-            SELECT d.gate, least(1000, r.slots - windlass.gate_used_by(d.gate), floor(r.tokens + 1e-6)) AS room
-            FROM (SELECT DISTINCT o.gate FROM windlass.gate_entry o WHERE NOT o.is_open) d
-            CROSS JOIN LATERAL (
-                SELECT w.limit_type, w.limit_value
-                FROM windlass.gate_entry f
-                JOIN windlass.task_gate w ON w.task_id = f.task_id
-                WHERE f.gate = d.gate AND NOT f.is_open
-                LIMIT 1
-            ) k
-            LEFT JOIN windlass.gate u ON u.gate = d.gate
+            SELECT f.gate, r.slots - coalesce(u.held, 0) + coalesce(c.leaving, 0) AS room
+            FROM (SELECT DISTINCT o.gate FROM windlass.gate_entry o WHERE NOT o.is_open AND o.gate & 1 = 0) f
+            CROSS JOIN (VALUES (1)) AS r (slots)
+            LEFT JOIN windlass.gate u ON u.gate = f.gate
+            LEFT JOIN leaving c ON c.gate = f.gate
+            UNION ALL
+            SELECT f.gate, least(r.slots - coalesce(u.held, 0) + coalesce(c.leaving, 0), floor(r.tokens + 1e-6))
+            FROM (
+                SELECT DISTINCT ON (o.gate) o.gate, o.task_id
+                FROM windlass.gate_entry o
+                WHERE NOT o.is_open AND o.gate & 1 = 1
+                ORDER BY o.gate
+            ) f
+            JOIN windlass.task_gate w ON w.task_id = f.task_id
+            LEFT JOIN windlass.gate u ON u.gate = f.gate
+            LEFT JOIN leaving c ON c.gate = f.gate
             CROSS JOIN LATERAL windlass.gate_room(
-                d.gate, k.limit_type, k.limit_value, coalesce(u.held, 0), u.tokens, u.counted_at, windlass.clock()) r
+                f.gate, w.limit_type, w.limit_value, coalesce(u.held, 0), u.tokens, u.counted_at, windlass.clock()) r
         ) g ON g.gate = e.gate
         WHERE NOT e.is_open
     ) p
     JOIN windlass.task t ON t.id = p.task_id
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN p.status = 'pending' THEN windlass.gate_status(t.id)::text ELSE p.status END AS status
+        SELECT CASE
+            WHEN p.is_blocked THEN 'blocked'
+            -- The first one of an ordering key goes on to the gate of its value, or waits for its time.
+            WHEN p.gate & 1 = 0 THEN windlass.gate_status(t.id)::text
+            ELSE 'pending'
+        END AS status
     ) k
     GROUP BY 1, 2
 )
