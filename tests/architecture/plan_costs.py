@@ -24,10 +24,11 @@ WORKER = UUID(int=1)
 LEASE = timedelta(seconds=30)
 AGEING = timedelta(seconds=6)
 ERROR = '{"type": "ValueError", "message": "no such image"}'
+FULL = 100_000
 TURNS = 8  # more than the five after which PostgreSQL may settle for a generic plan
 
 _numbers = count(1)
-_fillings = count(1)  # of their own: an id has room for 65,535
+_fillings = count(1)  # of their own: an id has room for 65,535; none is that of `full`
 
 # Ids are made from a number, in order, as a client's are.
 FILL = """
@@ -149,6 +150,15 @@ async def plans(connection: asyncpg.Connection) -> AsyncIterator[list[str]]:
         connection.remove_log_listener(note)
 
 
+async def fill(
+    connection: asyncpg.Connection, filling: int, number: int, of: str = "resize", kinds: int = 1
+) -> None:
+    """Put tasks straight into their places, with ids that only this filling of a database has."""
+    await connection.execute(FILL, filling << 32, number, of, kinds)
+    await connection.execute("TRUNCATE windlass.lane")
+    await connection.execute(LANES)
+
+
 class Subject:
     """A store to be measured, its database, and a session that fills it."""
 
@@ -159,10 +169,7 @@ class Subject:
 
     async def fill(self, number: int, of: str = "resize", kinds: int = 1) -> None:
         """Put tasks straight into their places; `kinds` types share them out."""
-        first = next(_fillings) << 32
-        await self.connection.execute(FILL, first, number, of, kinds)
-        await self.connection.execute("TRUNCATE windlass.lane")
-        await self.connection.execute(LANES)
+        await fill(self.connection, next(_fillings), number, of, kinds)
 
     async def analyze(self) -> None:
         await self.connection.execute("ANALYZE")
