@@ -156,6 +156,21 @@ async def test_calls_that_take_the_same_windows_in_another_order_do_not_deadlock
         await sessions.watcher.execute("DELETE FROM windlass.dedupe")
 
 
+async def test_one_statement_takes_its_windows_in_an_order_of_their_own(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    first, second = (Window(WindowKind.THROTTLE, 60.0, key) for key in "ab")
+    other = await sessions.begin()
+    await other.store.enqueue([asked(first)])
+
+    both = [asked(second), asked(first)]
+    waiting = await sessions.blocked(store.enqueue(both), by=other)
+    await other.store.enqueue([asked(second)])  # it would wait for who waits for it
+    await other.commit()
+
+    assert [one.created for one in await waiting] == [False, False]
+
+
 @EVERY_KIND
 async def test_a_large_call_is_answered_as_a_small_one(
     store: PostgresStore, window: Window, monkeypatch: pytest.MonkeyPatch
