@@ -219,6 +219,39 @@ async def test_gates_are_opened_while_somebody_changes_a_rule(
     assert await granted(store) == ids[4:]
 
 
+async def test_a_gate_that_was_being_opened_by_an_old_rule_is_looked_at_when_that_is_done(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.set_value_rule(TWO)
+    ids = await add(store, 4, **TENANT)
+    other = await sessions.begin()
+    assert await granted(other.store) == ids[:2]
+    await store.set_value_rule(ValueRule("resize", concurrency=4))
+    for _ in range(3):  # nobody else can see this gate
+        await store.open_gates(10)
+
+    await other.commit()
+    await store.open_gates(10)
+
+    assert await granted(store) == ids[2:]
+    assert await at_gates(sessions) == (4, 0)
+
+
+async def test_gates_are_looked_at_once_more_after_a_rule_has_changed_and_not_by_every_sweep(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await add(store, **TENANT)
+    await claim(store)
+    await store.set_value_rule(TWO)
+    at_once = await store.open_gates(10)
+
+    later = [await store.open_gates(10) for _ in range(3)]
+
+    assert at_once == 1
+    assert sum(later) == 1
+    assert not await sessions.watcher.fetchval("SELECT count(*) FROM windlass.value_rule_change")
+
+
 async def test_a_handler_that_completes_in_its_own_transaction_locks_no_gate(
     store: PostgresStore, sessions: Sessions
 ) -> None:

@@ -422,13 +422,21 @@ $$;
 CREATE FUNCTION windlass.call_changed() RETURNS void
     LANGUAGE plpgsql
     AS $$
+DECLARE
+    at constant timestamptz := windlass.clock();
+    changed text[];
 BEGIN
     IF EXISTS (SELECT FROM windlass.value_rule_change) THEN
-        INSERT INTO windlass.gate_call (gate, due)
-        SELECT g.gate, windlass.clock()
-        FROM windlass.gate g
-        WHERE g.type IN (SELECT c.type FROM windlass.value_rule_change c);
-        DELETE FROM windlass.value_rule_change c WHERE c.changed_at < windlass.clock() - interval '1 minute';
+        WITH over AS (
+            DELETE FROM windlass.value_rule_change c
+            WHERE c.seen_before <= pg_snapshot_xmin(pg_current_snapshot()) OR c.changed_at < at - interval '1 minute'
+            RETURNING c.type
+        )
+        SELECT array_agg(DISTINCT o.type) INTO changed FROM over o;
+        INSERT INTO windlass.gate_call (gate, due) SELECT g.gate, at FROM windlass.gate g WHERE g.type = ANY (changed);
+        UPDATE windlass.value_rule_change c
+        SET seen_before = pg_snapshot_xmax(pg_current_snapshot())
+        WHERE c.seen_before IS NULL;
     END IF;
 END
 $$;
@@ -3201,6 +3209,7 @@ DECLARE
     entered bigint[] := '{}';
     through uuid[];
     emptied bigint[];
+    full_in float8[];  -- seconds until the bucket of each is full; NULL: it is, or there is none
     at timestamptz;
     no_older xid8;  -- whatever comes yet is of this transaction or a later one
     has_news boolean := false;
@@ -3341,8 +3350,15 @@ BEGIN
         )
         SELECT
             (SELECT array_agg(m.task_id ORDER BY m.x, m.n) FROM mine m),
-            (SELECT array_agg(c.gate) FROM counted c WHERE c.held + c.tasks = 0)
-        INTO through, emptied;
+            e.gates, e.full_in
+        INTO through, emptied, full_in
+        FROM (
+            SELECT
+                array_agg(c.gate) AS gates,
+                array_agg(CASE WHEN c.tokens < c.burst THEN (c.burst - c.tokens) / c.rate END) AS full_in
+            FROM counted c
+            WHERE c.held + c.tasks = 0
+        ) e;
         IF through IS NOT NULL AND is_limit = 0 THEN
             entered := windlass.place_gated(through);
         ELSIF through IS NOT NULL THEN
@@ -3353,18 +3369,15 @@ BEGIN
         IF emptied IS NOT NULL THEN
             -- Where nobody is at it, it goes; but what its bucket lacks is remembered.
             WITH idle AS MATERIALIZED (
-                SELECT g.gate, r.rate, r.burst - r.tokens AS lacks
-                FROM windlass.gate g
-                CROSS JOIN LATERAL windlass.gate_room(g.gate, g.type, g.name, g.held, g.tokens, g.counted_at, at) r
-                WHERE g.gate = ANY (emptied)
-                    AND NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[g.gate]))
+                SELECT u.gate, u.full_in
+                FROM unnest(emptied, full_in) AS u (gate, full_in)
+                WHERE NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[u.gate]))
             ), later AS (
                 INSERT INTO windlass.gate_call (gate, due)
-                SELECT i.gate, at + i.lacks / i.rate * interval '1 second' FROM idle i WHERE i.lacks > 0
+                SELECT i.gate, at + i.full_in * interval '1 second' FROM idle i WHERE i.full_in IS NOT NULL
             )
             DELETE FROM windlass.gate g
-            USING idle i
-            WHERE g.gate = ANY (ARRAY[i.gate]) AND NOT coalesce(i.lacks > 0, false);
+            WHERE g.gate = ANY (ARRAY(SELECT i.gate FROM idle i WHERE i.full_in IS NULL));
         END IF;
     END LOOP;
     IF has_news THEN
@@ -5760,7 +5773,8 @@ CREATE TABLE windlass.value_rule (
 
 CREATE TABLE windlass.value_rule_change (
     type text NOT NULL,
-    changed_at timestamp with time zone NOT NULL
+    changed_at timestamp with time zone NOT NULL,
+    seen_before xid8
 );
 
 CREATE TABLE windlass.worker (
