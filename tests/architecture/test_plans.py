@@ -26,6 +26,7 @@ from windlass.model.task import (
     TypeDefaults,
 )
 
+pytestmark = pytest.mark.slow  # many rows, to guard what only another statement can change
 OUTCOMES = [Outcome.COMPLETED, Outcome.CANCELLED, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED]
 
 

@@ -77,6 +77,34 @@ class Scenario:
 
 
 SCENARIOS: list[Scenario] = []
+# What a task passes on its way, and what brings it back: tried at every run of the tests, the others by `make slow`.
+ON_THE_STREET = {
+    *("enqueue", "enqueue_with_a_key_alone", "enqueue_with_windows", "enqueue_for_a_handler"),
+    *(
+        "enqueue_at_gates",
+        "claim",
+        "claim_a_suspect",
+        "claim_of_a_limited_queue",
+        "claim_through_gates",
+    ),
+    *(
+        "start",
+        "settle",
+        "settle_of_a_limited_queue",
+        "settle_at_gates",
+        "completing",
+        "check_completion",
+    ),
+    *(
+        "pulse",
+        "pulse_with_patience",
+        "lead",
+        "promote",
+        "rescue",
+        "cancel_a_waiting_task",
+        "retry",
+    ),
+}
 
 
 def scenario(

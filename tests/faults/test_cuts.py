@@ -10,7 +10,7 @@ import pytest
 from faults.courses import Course, check_all_or_nothing, check_repeated, prepared, undisturbed
 from faults.messages import COMMIT
 from faults.proxy import Effect, Point, after, before
-from faults.scenarios import SCENARIOS, Scenario
+from faults.scenarios import ON_THE_STREET, SCENARIOS, Scenario
 from faults.scene import DEADLINE, Scene
 from slowly import slowly
 from windlass.model.errors import StoreUnavailable
@@ -27,11 +27,6 @@ ELSEWHERE = {
     "guest": "asks nothing of the server",
     "enqueue_within": "all or nothing by the caller's own transaction: test_transactions.py",
     "complete_within": "all or nothing by the handler's own transaction: acceptance/completing",
-}
-# Those with the most points to be cut at.
-LONG = {
-    *("prepare_history", "retain", "tidy", "enqueue_more_than_one_statement_takes"),
-    *("tasks", "situation", "register_schedules", "decide_slots", "prune_slots"),
 }
 # A few of each kind: one statement or several, on a connection of the pool or its own.
 PARTED = [
@@ -56,7 +51,7 @@ def test_every_method_of_a_store_is_cut_somewhere() -> None:
 
 @pytest.mark.parametrize(
     "scenario",
-    slowly(SCENARIOS, lambda scenario: scenario.name in LONG),
+    slowly(SCENARIOS, lambda scenario: scenario.name not in ON_THE_STREET),
     ids=lambda scenario: scenario.name,
 )
 async def test_a_cut_at_any_point_leaves_all_or_nothing_and_the_call_can_be_repeated(

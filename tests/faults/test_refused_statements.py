@@ -6,8 +6,9 @@ import asyncpg
 import pytest
 
 from faults.courses import check_all_or_nothing, check_repeated, prepared, undisturbed
-from faults.scenarios import SCENARIOS, Scenario
+from faults.scenarios import ON_THE_STREET, SCENARIOS, Scenario
 from faults.scene import Scene
+from slowly import slowly
 from windlass.model.errors import StoreUnavailable
 from windlass.store.postgres.connection import _Connection
 
@@ -36,7 +37,11 @@ class Refusing:
         return asked
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize(
+    "scenario",
+    slowly(SCENARIOS, lambda scenario: scenario.name not in ON_THE_STREET),
+    ids=lambda scenario: scenario.name,
+)
 async def test_a_statement_that_the_server_refuses_leaves_nothing_half_done(
     scene: Scene, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
