@@ -44,6 +44,7 @@ LEVELS = {
     "dead.dropped": logging.WARNING,
     "replay.refused": logging.WARNING,
     "schedule.skipped": logging.WARNING,
+    "schedule.clock_set_back": logging.WARNING,
     "schedule.taken_over": logging.WARNING,
     "schedule.refused": logging.ERROR,
     "thread.abandoned": logging.WARNING,

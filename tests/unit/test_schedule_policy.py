@@ -1,6 +1,9 @@
 """Which slots are fired, and which are skipped: decided from values alone."""
 
+import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -12,10 +15,11 @@ from windlass.model.schedule import (
     Schedule,
     Slot,
     SlotState,
+    Stretch,
     Timing,
 )
 from windlass.model.task import NewTask
-from windlass.policy.schedule import COUNTED, decide, jittered, next_slot, passed
+from windlass.policy.schedule import COUNTED, STRETCHES, decide, jittered, next_slot, passed
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -156,6 +160,80 @@ def test_a_clock_that_was_set_back_decides_on_nothing() -> None:
     slots = decided(NOON + HOUR, NOON, EVERY_MINUTE[0])
 
     assert slots == ()
+
+
+def replay(moments: list[datetime], timing: Timing, **options: Any) -> list[datetime]:
+    """Decide at each of these moments, as a store would keep it without its slots; return what is fired."""
+    schedule = a_schedule(timing, overlap=Overlap.ALLOW, **options)
+    until, fired = moments[0], []
+    settled: tuple[Stretch, ...] = ()
+    for now in moments:
+        due = DueSchedule(
+            schedule=schedule, revision=1, decided_until=until, now=now, settled=settled
+        )
+        decision = decide(due, new_ids)
+        until, settled = decision.until, decision.settled
+        fired += [slot.at for slot in decision.slots if slot.state is FIRED]
+    return fired
+
+
+@pytest.mark.parametrize("timing", EVERY_MINUTE)
+@pytest.mark.parametrize("catch_up", [0, 1, 5])
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_the_clock_does_no_slot_is_fired_twice(
+    timing: Timing, catch_up: int, seed: int
+) -> None:
+    draw = random.Random(seed)
+    moments = [NOON]
+    for _ in range(200):
+        step = draw.choice([10, 30, 60, 60, 60, 60, 300, -60, -3600, 3600, 40_000, -40_000])
+        moments.append(moments[-1] + timedelta(seconds=step))
+
+    fired = replay(moments, timing, catch_up=catch_up)
+
+    assert len(set(fired)) == len(fired) > 10
+
+
+def test_a_clock_that_was_ahead_and_is_set_right_fires_what_it_jumped_over() -> None:
+    ahead = NOON + timedelta(days=365)
+    there = [ahead + k * MINUTE for k in range(2000)]
+    back = [NOON + k * MINUTE for k in range(1, 10)]
+
+    fired = replay([NOON, *there, *back, *there], EVERY_MINUTE[0])
+
+    assert fired == [*there, *back[1:]]  # from the moment on at which it was noticed
+
+
+def test_a_clock_that_was_set_back_says_until_when_nothing_is_fired() -> None:
+    due = DueSchedule(
+        schedule=a_schedule(EVERY_MINUTE[0]),
+        revision=1,
+        decided_until=NOON,
+        now=NOON - HOUR,
+        settled=(Stretch(NOON - 24 * HOUR, NOON),),
+    )
+
+    assert decide(due, new_ids).repeats_until == NOON
+    assert decide(replace(due, now=NOON - 30 * HOUR), new_ids).repeats_until is None
+    assert decide(replace(due, now=NOON + HOUR), new_ids).repeats_until is None
+
+
+def test_of_many_stretches_the_oldest_are_joined() -> None:
+    outages = [NOON + k * HOUR for k in range(3 * STRETCHES)]
+    settled: tuple[Stretch, ...] = ()
+    for before, now in pairwise(outages):
+        due = DueSchedule(
+            schedule=a_schedule(EVERY_MINUTE[0]),
+            revision=1,
+            decided_until=before,
+            now=now,
+            settled=settled,
+        )
+        settled = decide(due, new_ids).settled
+
+    assert len(settled) == STRETCHES
+    assert settled[0].begin == NOON + HOUR - MINUTE
+    assert settled[-1] == (outages[-1] - MINUTE, outages[-1])
 
 
 def test_intervals_are_counted_from_the_epoch() -> None:

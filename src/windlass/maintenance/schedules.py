@@ -64,6 +64,9 @@ class Firing:
 
 
 def _tell(decision: SlotDecision, fired: list[UUID]) -> None:
+    if decision.repeats_until is not None:
+        until = decision.repeats_until.isoformat()
+        emit("schedule.clock_set_back", schedule=decision.name, until=until)
     if fired:
         emit("schedule.fired", schedule=decision.name, tasks=len(fired))
     for slot in decision.slots:

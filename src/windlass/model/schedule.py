@@ -45,6 +45,13 @@ class Schedule:
     jitter: timedelta = timedelta(0)
 
 
+class Stretch(NamedTuple):
+    """A stretch of time: what comes after its begin, up to its end."""
+
+    begin: datetime
+    end: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueSchedule:
     """A schedule that wants a decision, with all that it depends on, as of one moment."""
@@ -53,6 +60,7 @@ class DueSchedule:
     revision: int  # fences the decision: it grows with every change of the schedule
     decided_until: datetime  # slots up to here are done with
     now: datetime
+    settled: tuple[Stretch, ...] = ()  # no slot of these is decided on again, in order
     paused_at: datetime | None = None  # it was paused from then on,
     resumed_at: datetime | None = None  # until then
     live_task: UUID | None = None  # the latest one of it that has not ended
@@ -79,6 +87,8 @@ class SlotDecision:
     decided_until: datetime  # as it was read: another decision since then makes this one void
     until: datetime
     next_at: datetime | None  # None: never
+    settled: tuple[Stretch, ...] = ()
+    repeats_until: datetime | None = None  # the clock was set back: slots up to here are done with
     slots: tuple[Slot, ...] = ()
     released: tuple[Slot, ...] = ()  # slots that waited, and are fired now
 

@@ -13,6 +13,7 @@ from windlass.model.schedule import (
     Slot,
     SlotDecision,
     SlotState,
+    Stretch,
     Timing,
 )
 from windlass.model.task import NewTask
@@ -22,6 +23,7 @@ ON_TIME = timedelta(seconds=60)  # a slot that is no older was not missed: leade
 ALL = 100  # missed slots that `catch_up="all"` fires at most
 COUNTED = 10_000  # skipped slots of a cron expression; if there are more it says so
 ASK_AGAIN = timedelta(seconds=1)  # whether a task has ended that a slot waits for
+STRETCHES = 10  # that are told apart; a gap between older ones is forgotten
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -114,18 +116,19 @@ def _passed_interval(every: timedelta, start: datetime, end: datetime, most: int
 def decide(due: DueSchedule, new_ids: NewIds) -> SlotDecision:
     """Say what becomes of every slot up to now. The same slots are never decided on differently by two."""
     schedule, now = due.schedule, due.now
-    # A clock that was set back: what was decided ahead of it has its rows, and is not decided again.
-    since = min(due.decided_until, now)
+    is_set_back = now < due.decided_until
+    since = begin_of_all = min(due.decided_until, now)
     slots: list[Slot] = []
     if due.paused_at is not None and due.resumed_at is not None:
         # What came before the pause was missed; what fell into it nobody wanted.
         begin = max(since, min(due.paused_at, now))
         end = max(begin, min(due.resumed_at, now))
-        missed = passed(schedule.timing, since, begin, 0)
-        slots += _skipped(missed, "missed before a pause")
-        slots += _skipped(passed(schedule.timing, begin, end, 0), "paused")
+        slots += _passed_over(due, since, begin, "missed before a pause")
+        slots += _passed_over(due, begin, end, "paused")
         since = end
-    chosen = _caught_up(schedule, since, now, slots)
+    chosen = _caught_up(due, since, slots)
+    # What was passed over is not settled: a clock that had jumped ahead may come by again, and then it is fired.
+    settled = _with_stretch(due.settled, slots[-1].at if slots else begin_of_all, now)
     gate = _Gate(due, new_ids)
     released = [gate.fire(at) for at in due.waiting if gate.is_free]
     waiting = len(due.waiting) - len(released)
@@ -141,17 +144,63 @@ def decide(due: DueSchedule, new_ids: NewIds) -> SlotDecision:
         decided_until=due.decided_until,
         until=now,
         next_at=next_at,
+        settled=settled,
+        repeats_until=_end_of_stretch(settled, now) if is_set_back else None,
         slots=tuple(slots),
         released=tuple(released),
     )
 
 
-def _caught_up(
-    schedule: Schedule, since: datetime, now: datetime, slots: list[Slot]
-) -> Sequence[datetime]:
+def _with_stretch(
+    settled: Sequence[Stretch], begin: datetime, end: datetime
+) -> tuple[Stretch, ...]:
+    """Add a stretch, joined to those that it meets; of too many the oldest are joined."""
+    if begin >= end:
+        return tuple(settled)
+    joined: list[Stretch] = []
+    for one in sorted([*settled, Stretch(begin, end)]):
+        if joined and one.begin <= joined[-1].end:
+            joined[-1] = Stretch(joined[-1].begin, max(joined[-1].end, one.end))
+        else:
+            joined.append(one)
+    surplus = max(0, len(joined) - STRETCHES)
+    return (Stretch(joined[0].begin, joined[surplus].end), *joined[surplus + 1 :])
+
+
+def _end_of_stretch(settled: Sequence[Stretch], moment: datetime) -> datetime | None:
+    return next((one.end for one in settled if one.begin <= moment < one.end), None)
+
+
+def _open(settled: Sequence[Stretch], since: datetime, until: datetime) -> list[Stretch]:
+    """What is not settled between two moments."""
+    found: list[Stretch] = []
+    for begin, end in settled:
+        if since < min(begin, until):
+            found.append(Stretch(since, min(begin, until)))
+        since = max(since, end)
+    if since < until:
+        found.append(Stretch(since, until))
+    return found
+
+
+def _passed_over(due: DueSchedule, since: datetime, until: datetime, reason: str) -> list[Slot]:
+    """Note as skipped what is not settled between two moments."""
+    return [
+        slot
+        for stretch in _open(due.settled, since, until)
+        for slot in _skipped(passed(due.schedule.timing, *stretch, 0), reason)
+    ]
+
+
+def _caught_up(due: DueSchedule, since: datetime, slots: list[Slot]) -> Sequence[datetime]:
     """Choose the slots to fire, and note the others as skipped."""
-    found = passed(schedule.timing, since, now, max(1, schedule.catch_up))
-    slots += _skipped(found, f"missed; {_said(schedule.catch_up)} caught up with")
+    schedule, now = due.schedule, due.now
+    reason = f"missed; {_said(schedule.catch_up)} caught up with"
+    # What is settled was later than this: nobody catches up with what came before.
+    begin = max([since, *(min(one.end, now) for one in due.settled if one.begin < now)])
+    slots += _passed_over(due, since, begin, reason)
+    found = passed(schedule.timing, begin, now, max(1, schedule.catch_up))
+    slots += _skipped(found, reason)
     if schedule.catch_up or not found.latest or now - found.latest[-1] <= ON_TIME:
         return found.latest
     (late,) = found.latest

@@ -130,6 +130,7 @@ class ScheduleVerbs(LeadVerbs):
                 revision=entry.revision,
                 decided_until=entry.decided_until,
                 now=now,
+                settled=entry.settled,
                 paused_at=entry.paused_at,
                 resumed_at=entry.resumed_at,
                 live_task=self._live_task(entry),
@@ -159,6 +160,7 @@ class ScheduleVerbs(LeadVerbs):
         ):
             return None
         entry.decided_until, entry.next_at = decision.until, decision.next_at
+        entry.settled = decision.settled
         entry.is_planned, entry.paused_at, entry.resumed_at = True, None, None
         new = [slot for slot in decision.slots if (slot.at, False) not in entry.slots]
         released = [slot for slot in decision.released if slot.at in _waiting(entry)]

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from windlass.model.cancellation import cancelled_by
 from windlass.model.limits import EXPIRED
 from windlass.model.rule import RuleScope
-from windlass.model.schedule import Schedule, SlotRecord, SlotState
+from windlass.model.schedule import Schedule, SlotRecord, SlotState, Stretch
 from windlass.model.task import (
     ENDS,
     Callback,
@@ -311,6 +311,7 @@ class ScheduleEntry:
     owner: str
     registered_at: datetime
     decided_until: datetime
+    settled: tuple[Stretch, ...] = ()
     next_at: datetime | None = None  # None: not known yet, or never
     is_planned: bool = False  # whether `next_at` is known
     revision: int = 1

@@ -24,6 +24,7 @@ from windlass.model.schedule import (
     SlotDecision,
     SlotRecord,
     SlotState,
+    Stretch,
     Timing,
 )
 from windlass.model.task import Leadership, NewTask
@@ -112,6 +113,7 @@ class ScheduleVerbs(LeadVerbs):
                 revision=row["revision"],
                 decided_until=row["decided_until"],
                 now=row["now"],
+                settled=tuple(map(Stretch, row["settled"][::2], row["settled"][1::2])),
                 paused_at=row["paused_at"],
                 resumed_at=row["resumed_at"],
                 live_task=row["live_task"],
@@ -128,6 +130,7 @@ class ScheduleVerbs(LeadVerbs):
                 self._sql.statement("decide_schedule"),
                 *(decision.name, decision.revision, decision.decided_until),
                 *(decision.until, decision.next_at or _NEVER),
+                [border for stretch in decision.settled for border in stretch],
             )
             if not is_valid:
                 return None

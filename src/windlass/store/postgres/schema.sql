@@ -5555,6 +5555,7 @@ CREATE TABLE windlass.schedule (
     revision bigint DEFAULT 1 NOT NULL,
     registered_at timestamp with time zone NOT NULL,
     decided_until timestamp with time zone NOT NULL,
+    settled timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[] NOT NULL,
     look_at timestamp with time zone NOT NULL,
     paused_at timestamp with time zone,
     resumed_at timestamp with time zone,

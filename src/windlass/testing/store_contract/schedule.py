@@ -404,6 +404,40 @@ class FireRules(_Schedules):
 
         assert len(await self.fire(store)) == 1
 
+    async def test_a_clock_that_is_set_back_beyond_the_kept_slots_fires_none_twice(
+        self, store: Store
+    ) -> None:
+        await self.planned(store, overlap=Overlap.ALLOW, catch_up=20)
+        await self.advance(store, 20 * HOUR)
+        assert len(await self.fire(store)) == 20
+        await store.prune_slots(most=5, leadership=await self.elect(store))
+
+        await self.advance(store, -20 * HOUR)
+        again = await self.fire(store)
+        for _ in range(20):
+            await self.advance(store, HOUR)
+            again += await self.fire(store)
+
+        assert again == []
+        await self.advance(store, HOUR)
+        assert len(await self.fire(store)) == 1
+
+    async def test_a_clock_that_was_ahead_for_long_stops_no_schedule_and_fires_none_twice(
+        self, store: Store
+    ) -> None:
+        await self.planned(store, overlap=Overlap.ALLOW, catch_up=20)
+        await self.advance(store, 1000 * DAY)
+        assert len(await self.fire(store)) == 20
+        await store.prune_slots(most=5, leadership=await self.elect(store))
+
+        await self.advance(store, -1000 * DAY)
+        assert await self.fire(store) == []
+        await self.advance(store, HOUR)
+        assert len(await self.fire(store)) == 1
+        await self.advance(store, 1000 * DAY - HOUR)
+
+        assert len(await self.fire(store)) <= 1  # by now the clock may show the next hour
+
     async def test_of_missed_slots_the_last_is_fired_and_the_others_recorded(
         self, store: Store
     ) -> None:

@@ -13,6 +13,9 @@ CREATE TABLE windlass.schedule (
     revision bigint NOT NULL DEFAULT 1,  -- grows with every change: a decision on an older one is void
     registered_at timestamptz NOT NULL,
     decided_until timestamptz NOT NULL,  -- of slots up to here it is known what became of them
+    -- Stretches of time, a begin and an end in turn, of which no slot is decided on again: a clock that is set back
+    -- comes by once more, and rows of slots are not kept for ever.
+    settled timestamptz[] NOT NULL DEFAULT '{}',
     look_at timestamptz NOT NULL,  -- when the next decision is due
     paused_at timestamptz,
     resumed_at timestamptz CHECK (resumed_at IS NULL OR paused_at IS NOT NULL),  -- until the next decision

@@ -2,7 +2,7 @@
 -- One that was decided on ahead of the clock is due too: that was set back.
 SELECT
     s.name, s.cron, s.every, s.timezone, s.task::text AS task, s.overlap, s.catch_up, s.jitter,
-    s.revision, s.decided_until, windlass.clock() AS now, s.paused_at, s.resumed_at,
+    s.revision, s.decided_until, s.settled, windlass.clock() AS now, s.paused_at, s.resumed_at,
     (
         SELECT k.task_id
         FROM (
