@@ -13,6 +13,7 @@ HEAVIEST = 1000  # weight of a queue: above it one of weight 1 would hardly be s
 LAST_SLOTS = 10  # of a schedule, kept for as long as it is
 LOOKED_BACK = 100  # slots, for a task of a schedule that has not ended
 CHANGED = "the schedule was changed before it was fired"
+PAUSED = "the schedule was paused before it was fired"
 RETIRED = "the schedule was retired before it was fired"
 
 _LONGEST_SHOWN = 100  # characters

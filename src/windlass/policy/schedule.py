@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+from windlass.model.errors import ConfigurationError
+from windlass.model.limits import PAUSED
 from windlass.model.schedule import (
     DueSchedule,
     Overlap,
@@ -117,18 +119,13 @@ def decide(due: DueSchedule, new_ids: NewIds) -> SlotDecision:
     """Say what becomes of every slot up to now. The same slots are never decided on differently by two."""
     schedule, now = due.schedule, due.now
     is_set_back = now < due.decided_until
-    since = begin_of_all = min(due.decided_until, now)
     slots: list[Slot] = []
-    if due.paused_at is not None and due.resumed_at is not None:
-        # What came before the pause was missed; what fell into it nobody wanted.
-        begin = max(since, min(due.paused_at, now))
-        end = max(begin, min(due.resumed_at, now))
-        slots += _passed_over(due, since, begin, "missed before a pause")
-        slots += _passed_over(due, begin, end, "paused")
-        since = end
+    since = _until_resumed(due, slots)
     chosen = _caught_up(due, since, slots)
     # What was passed over is not settled: a clock that had jumped ahead may come by again, and then it is fired.
-    settled = _with_stretch(due.settled, slots[-1].at if slots else begin_of_all, now)
+    settled = _with_stretch(
+        due.settled, slots[-1].at if slots else min(due.decided_until, now), now
+    )
     gate = _Gate(due, new_ids)
     released = [gate.fire(at) for at in due.waiting if gate.is_free]
     waiting = len(due.waiting) - len(released)
@@ -149,6 +146,28 @@ def decide(due: DueSchedule, new_ids: NewIds) -> SlotDecision:
         slots=tuple(slots),
         released=tuple(released),
     )
+
+
+def given_up(due: DueSchedule, reason: str) -> list[Slot]:
+    """Say what becomes of the slots up to now of a schedule that is changed or retired: none is fired."""
+    slots: list[Slot] = []
+    try:
+        since = _until_resumed(due, slots)
+        return slots + _passed_over(due, since, due.now, reason)
+    except ConfigurationError as error:  # its zone is not known here
+        return [Slot(due.now, SlotState.SKIPPED, reason=f"{reason}, if one was due: {error}")]
+
+
+def _until_resumed(due: DueSchedule, slots: list[Slot]) -> datetime:
+    """Note what a pause has kept from being fired; return from when on slots are wanted."""
+    since = min(due.decided_until, due.now)
+    if due.paused_at is None:
+        return since
+    begin = max(since, min(due.paused_at, due.now))
+    end = max(begin, min(due.resumed_at or due.now, due.now))
+    slots += _passed_over(due, since, begin, PAUSED)
+    slots += _passed_over(due, begin, end, "paused")
+    return end
 
 
 def _with_stretch(

@@ -1,6 +1,7 @@
 """Schedules in memory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from windlass.model.schedule import (
     SlotState,
 )
 from windlass.model.task import ENDS, Leadership
+from windlass.policy.schedule import given_up
 from windlass.store.memory.leading import LeadVerbs
 from windlass.store.memory.state import ScheduleEntry
 from windlass.store.memory.tables import transaction
@@ -49,7 +51,7 @@ class ScheduleVerbs(LeadVerbs):
                 continue
             else:
                 if known.schedule.timing != schedule.timing:
-                    known.renew(now, CHANGED)
+                    _give_up(known, now, CHANGED)
                 changed.append(schedule.name)
             known.schedule, known.registered_at = schedule, now
             known.revision += 1
@@ -60,7 +62,11 @@ class ScheduleVerbs(LeadVerbs):
             if owner and entry.owner == owner and entry.retired_at is None and name not in names
         ]
         for entry in [self._schedules[name] for name in retired]:
-            entry.renew(now, RETIRED)
+            _give_up(entry, now, RETIRED)
+            for at in _waiting(entry):
+                entry.slots[at, False] = _slot_record(
+                    Slot(at, SlotState.SKIPPED, reason=RETIRED), now
+                )
             entry.retired_at = now
             entry.revision += 1
         return ScheduleChanges(tuple(added), tuple(changed), tuple(retired), tuple(taken_over))
@@ -125,17 +131,7 @@ class ScheduleVerbs(LeadVerbs):
         )
         entries = [self._schedules[name] for _, name in due[:limit]]
         return [
-            DueSchedule(
-                schedule=entry.schedule,
-                revision=entry.revision,
-                decided_until=entry.decided_until,
-                now=now,
-                settled=entry.settled,
-                paused_at=entry.paused_at,
-                resumed_at=entry.resumed_at,
-                live_task=self._live_task(entry),
-                waiting=_waiting(entry),
-            )
+            replace(_due(entry, now), live_task=self._live_task(entry), waiting=_waiting(entry))
             for entry in entries
         ]
 
@@ -167,7 +163,7 @@ class ScheduleVerbs(LeadVerbs):
         now = self._clock()
         fired = []
         for slot in (*released, *new):
-            entry.slots[slot.at, False] = _slot_record(slot, decision)
+            entry.slots[slot.at, False] = _slot_record(slot, decision.until)
             if slot.task is not None:
                 self._add(slot.task, now)
                 fired.append(slot.task.id)
@@ -195,6 +191,25 @@ class ScheduleVerbs(LeadVerbs):
         return entry
 
 
+def _give_up(entry: ScheduleEntry, now: datetime, reason: str) -> None:
+    """Let a schedule begin anew; what was due until now and not decided on is skipped."""
+    for slot in given_up(_due(entry, now), reason):
+        entry.slots.setdefault((slot.at, False), _slot_record(slot, now))
+    entry.renew(now)
+
+
+def _due(entry: ScheduleEntry, now: datetime) -> DueSchedule:
+    return DueSchedule(
+        schedule=entry.schedule,
+        revision=entry.revision,
+        decided_until=entry.decided_until,
+        now=now,
+        settled=entry.settled,
+        paused_at=entry.paused_at,
+        resumed_at=entry.resumed_at,
+    )
+
+
 def _newest(entry: ScheduleEntry) -> list[SlotRecord]:
     return [entry.slots[key] for key in sorted(entry.slots, reverse=True)]
 
@@ -205,11 +220,11 @@ def _waiting(entry: ScheduleEntry) -> tuple[datetime, ...]:
     )
 
 
-def _slot_record(slot: Slot, decision: SlotDecision) -> SlotRecord:
+def _slot_record(slot: Slot, decided_at: datetime) -> SlotRecord:
     return SlotRecord(
         slot_at=slot.at,
         state=slot.state,
-        decided_at=decision.until,
+        decided_at=decided_at,
         task_id=None if slot.task is None else str(slot.task.id),
         reason=slot.reason,
         first_at=slot.first_at,

@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from windlass.model.cancellation import cancelled_by
 from windlass.model.limits import EXPIRED
 from windlass.model.rule import RuleScope
-from windlass.model.schedule import Schedule, SlotRecord, SlotState, Stretch
+from windlass.model.schedule import Schedule, SlotRecord, Stretch
 from windlass.model.task import (
     ENDS,
     Callback,
@@ -336,14 +336,8 @@ class ScheduleEntry:
             return now
         return self.next_at or datetime.max.replace(tzinfo=UTC)
 
-    def renew(self, now: datetime, reason: str | None = None) -> None:
-        """Begin anew with the slots from now on; what was due until now is skipped for this reason."""
-        was_due = self.is_planned and self.next_at is not None and self.next_at <= now
-        if reason is not None and was_due and self.next_at is not None and self.is_active:
-            record = SlotRecord(
-                slot_at=self.next_at, state=SlotState.SKIPPED, decided_at=now, reason=reason
-            )
-            self.slots.setdefault((self.next_at, False), record)
+    def renew(self, now: datetime) -> None:
+        """Begin anew with the slots from now on."""
         self.decided_until = now
         self.is_planned, self.next_at = False, None
         if self.resumed_at is not None:

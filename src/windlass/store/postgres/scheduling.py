@@ -28,6 +28,7 @@ from windlass.model.schedule import (
     Timing,
 )
 from windlass.model.task import Leadership, NewTask
+from windlass.policy.schedule import given_up
 from windlass.store.postgres.enqueueing import TaskItem, enqueue_statement, task_item
 from windlass.store.postgres.leading import LeadVerbs
 
@@ -59,22 +60,25 @@ class ScheduleVerbs(LeadVerbs):
             retired = [name for name in known if name not in given and owner]
             retired = [name for name in retired if not known[name]["is_retired"]]
             anew = [name for name in changed if _timing(known[name]) != given[name].timing]
-            await self._renew(connection, [*revived, *anew], CHANGED)
-            await self._renew(connection, retired, RETIRED)
+            await self._give_up(connection, [known[name] for name in anew], CHANGED)
+            await self._give_up(connection, [known[name] for name in retired], RETIRED)
+            if begun := [*revived, *anew, *retired]:
+                await connection.execute(self._sql.statement("renew_schedules"), begun)
             if stale := {*revived, *changed, *taken}:
                 columns = _columns(given[name] for name in sorted(stale))
                 await connection.execute(self._sql.statement("change_schedules"), owner, *columns)
             if retired:
                 await connection.execute(self._sql.statement("retire_schedules"), retired)
+                text = self._sql.statement("skip_waiting_slots")
+                await connection.execute(text, retired, RETIRED)
         added = tuple(sorted({*new, *revived}))
         return ScheduleChanges(added, tuple(changed), tuple(retired), tuple(taken))
 
-    async def _renew(
-        self, connection: asyncpg.Connection, names: Sequence[str], reason: str
+    async def _give_up(
+        self, connection: asyncpg.Connection, rows: Sequence[asyncpg.Record], reason: str
     ) -> None:
-        if names:
-            text = self._sql.statement("renew_schedules")
-            await connection.execute(text, list(names), reason)
+        for due in map(_due, rows):
+            await self._write_slots(connection, due.schedule.name, due.now, given_up(due, reason))
 
     async def schedules(self) -> list[ScheduleRecord]:
         rows = await self._run.fetch("list_schedules")
@@ -108,17 +112,7 @@ class ScheduleVerbs(LeadVerbs):
     async def due_schedules(self, limit: int) -> list[DueSchedule]:
         rows = await self._run.fetch("due_schedules", limit, LOOKED_BACK)
         return [
-            DueSchedule(
-                schedule=_schedule(row),
-                revision=row["revision"],
-                decided_until=row["decided_until"],
-                now=row["now"],
-                settled=tuple(map(Stretch, row["settled"][::2], row["settled"][1::2])),
-                paused_at=row["paused_at"],
-                resumed_at=row["resumed_at"],
-                live_task=row["live_task"],
-                waiting=tuple(row["waiting"]),
-            )
+            replace(_due(row), live_task=row["live_task"], waiting=tuple(row["waiting"]))
             for row in rows
         ]
 
@@ -135,7 +129,9 @@ class ScheduleVerbs(LeadVerbs):
             if not is_valid:
                 return None
             released = await self._release(connection, decision)
-            written = await self._write_slots(connection, decision)
+            written = await self._write_slots(
+                connection, decision.name, decision.until, decision.slots
+            )
             tasks = [
                 slot.task
                 for slot in (*decision.released, *decision.slots)
@@ -158,14 +154,18 @@ class ScheduleVerbs(LeadVerbs):
         return {row["slot_at"] for row in rows}
 
     async def _write_slots(
-        self, connection: asyncpg.Connection, decision: SlotDecision
+        self,
+        connection: asyncpg.Connection,
+        name: str,
+        decided_at: datetime,
+        slots: Sequence[Slot],
     ) -> set[datetime]:
-        if not decision.slots:
+        if not slots:
             return set()
         rows = await connection.fetch(
             self._sql.statement("write_slots"),
-            *(decision.name, decision.until),
-            *map(list, zip(*map(_slot_columns, decision.slots), strict=True)),
+            *(name, decided_at),
+            *map(list, zip(*map(_slot_columns, slots), strict=True)),
         )
         return {row["slot_at"] for row in rows}
 
@@ -233,6 +233,19 @@ def _schedule(row: asyncpg.Record) -> Schedule:
         overlap=Overlap(row["overlap"]),
         catch_up=row["catch_up"],
         jitter=row["jitter"],
+    )
+
+
+def _due(row: asyncpg.Record) -> DueSchedule:
+    borders = row["settled"]
+    return DueSchedule(
+        schedule=_schedule(row),
+        revision=row["revision"],
+        decided_until=row["decided_until"],
+        now=row["now"],
+        settled=tuple(map(Stretch, borders[::2], borders[1::2])),
+        paused_at=row["paused_at"],
+        resumed_at=row["resumed_at"],
     )
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from windlass.model.errors import NotLeader, ScheduleNotFound
-from windlass.model.limits import CHANGED, LAST_SLOTS, RETIRED
+from windlass.model.limits import CHANGED, LAST_SLOTS, PAUSED, RETIRED
 from windlass.model.schedule import (
     DueSchedule,
     Overlap,
@@ -215,6 +215,61 @@ class ScheduleRules(_Schedules):
         await self.register(store, a_schedule())
         last = await self.last(store)
         assert (last.state, last.reason) == (SlotState.SKIPPED, RETIRED)
+
+    @pytest.mark.parametrize("code", ["changed", "retired"])
+    async def test_every_slot_that_was_due_when_code_changed_is_recorded(
+        self, store: Store, code: str
+    ) -> None:
+        await self.planned(store)
+        await self.advance(store, 3 * HOUR)
+        await store.pause_schedule("hourly")
+        await self.advance(store, 5 * HOUR)
+
+        await self.register(store, *[a_schedule(timing=Timing(every=DAY))][: code == "changed"])
+        await self.register(store, a_schedule(timing=Timing(every=DAY)))
+
+        slots = [(one.reason, one.slots) for one in await store.slots("hourly", 10)]
+        assert slots == [("paused", 5), (PAUSED, 3)]
+
+    async def test_all_slots_that_nobody_decided_on_before_a_change_are_counted(
+        self, store: Store
+    ) -> None:
+        await self.planned(store)
+        await self.advance(store, 7 * HOUR)
+
+        await self.register(store, a_schedule(timing=Timing(every=DAY)))
+
+        (slot,) = await store.slots("hourly", 10)
+        assert (slot.state, slot.reason, slot.slots) == (SlotState.SKIPPED, CHANGED, 7)
+        assert slot.first_at == slot.slot_at - 6 * HOUR
+
+    async def test_slots_that_wait_are_skipped_with_their_schedule(self, store: Store) -> None:
+        await self.planned(store, overlap=Overlap.QUEUE)
+        for _ in range(2):
+            await self.advance(store, HOUR)
+            await self.fire(store)
+        await self.register(store)
+        await self.complete(store)
+
+        await self.register(store, a_schedule(overlap=Overlap.QUEUE))
+
+        assert await self.fire(store) == []
+        last = await self.last(store)
+        assert (last.state, last.reason) == (SlotState.SKIPPED, RETIRED)
+
+    async def test_slots_that_wait_go_on_after_a_pause(self, store: Store) -> None:
+        await self.planned(store, overlap=Overlap.QUEUE)
+        for _ in range(2):
+            await self.advance(store, HOUR)
+            await self.fire(store)
+        await store.pause_schedule("hourly")
+        await self.complete(store)
+        await self.advance(store, 2 * SECOND)
+        assert await self.fire(store) == []
+
+        await store.resume_schedule("hourly")
+
+        assert len(await self.fire(store)) == 1
 
     async def test_what_comes_back_fires_no_slot_before_that(self, store: Store) -> None:
         await self.planned(store)
@@ -487,6 +542,17 @@ class FireRules(_Schedules):
         assert (slot.state, slot.slots, slot.reason) == (SlotState.SKIPPED, 5, "paused")
         await self.advance(store, HOUR)
         assert len(await self.fire(store)) == 1
+
+    async def test_a_slot_that_was_due_when_somebody_paused_says_so(self, store: Store) -> None:
+        await self.planned(store)
+        await self.advance(store, HOUR)
+        await store.pause_schedule("hourly")
+        await store.resume_schedule("hourly")
+
+        assert await self.fire(store) == []
+
+        (slot,) = await store.slots("hourly", 10)
+        assert (slot.state, slot.reason) == (SlotState.SKIPPED, PAUSED)
 
     async def test_a_slot_is_skipped_while_a_task_has_not_ended(self, store: Store) -> None:
         await self.planned(store)
