@@ -227,6 +227,14 @@ BAD: dict[str, tuple[Callable[[App], Any], str]] = {
         "overlap 'no': use 'skip', 'queue', 'allow'",
     ),
     "catch_up": (lambda app: app.schedule(call(app), every=5, catch_up=-1), "catch_up -1: use"),
+    "catch_up with skip": (
+        lambda app: app.schedule(call(app), every=5, catch_up="all"),
+        "catch_up 'all': with overlap 'skip' .* use overlap='queue'",
+    ),
+    "catch_up of many with skip": (
+        lambda app: app.schedule(call(app), every=5, catch_up=2, overlap="skip"),
+        "catch_up 2: with overlap 'skip'",
+    ),
     "jitter": (lambda app: app.schedule(call(app), every=5, jitter=-1), "jitter -1"),
     "name": (lambda app: app.schedule(call(app), every=5, name=""), "schedule name '' has 0"),
     "no call": (lambda app: app.schedule(*wrong_call("cleanup"), every=5), "give a call of a task"),

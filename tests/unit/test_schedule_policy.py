@@ -112,12 +112,6 @@ def test_an_overlapping_slot_names_the_task(timing: Timing) -> None:
     assert str(task_id) in (slot.reason or "")
 
 
-def test_slots_that_are_caught_up_with_do_not_overlap_either() -> None:
-    slots = decided(NOON - 3 * MINUTE, NOON, EVERY_MINUTE[0], catch_up=3)
-
-    assert summary(slots) == [(FIRED, 1), (SKIPPED, 1), (SKIPPED, 1)]
-
-
 def test_as_many_slots_wait_as_are_caught_up_with() -> None:
     slots = decided(
         NOON - 4 * MINUTE,

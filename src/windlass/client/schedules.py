@@ -55,8 +55,8 @@ def checked_schedule(
             name=name,
             timing=_checked_timing(cron, every, timezone),
             task=_template(call, max_payload_bytes),
-            overlap=_checked_overlap(overlap),
-            catch_up=_checked_catch_up(catch_up),
+            overlap=(overlap := _checked_overlap(overlap)),
+            catch_up=_checked_catch_up(catch_up, overlap),
             jitter=timedelta(seconds=checked_seconds("jitter", jitter)),
         )
     except ConfigurationError as error:
@@ -97,15 +97,19 @@ def _checked_overlap(value: Any) -> Overlap:
         ) from None
 
 
-def _checked_catch_up(value: Any) -> int:
+def _checked_catch_up(value: Any, overlap: Overlap) -> int:
     named = {"none": 0, "one": 1, "all": ALL}
-    if isinstance(value, str) and value in named:
-        return named[value]
-    if type(value) is int and 0 <= value <= MOST_CAUGHT_UP:
-        return value
-    raise ConfigurationError(
-        f"catch_up {shown(value)}: use 'none', 'one', 'all', or how many, from 0 to {MOST_CAUGHT_UP}"
-    )
+    number = named.get(value) if isinstance(value, str) else value
+    if type(number) is not int or not 0 <= number <= MOST_CAUGHT_UP:
+        raise ConfigurationError(
+            f"catch_up {shown(value)}: use 'none', 'one', 'all', or how many, from 0 to {MOST_CAUGHT_UP}"
+        )
+    if number > 1 and overlap is Overlap.SKIP:
+        raise ConfigurationError(
+            f"catch_up {shown(value)}: with overlap 'skip' one slot at a time is fired, and the others are skipped; "
+            "use overlap='queue' to fire them one after another, or 'allow' to fire them at once"
+        )
+    return number
 
 
 def _template(call: Call, max_payload_bytes: int) -> NewTask:
