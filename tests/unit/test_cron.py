@@ -199,3 +199,15 @@ def test_a_bad_expression_is_refused(expression: str) -> None:
 def test_an_unknown_time_zone_is_refused(zone: str) -> None:
     with pytest.raises(ConfigurationError, match=r"timezone .* is not known here; use"):
         parse_cron("0 3 * * *", zone)
+
+
+@pytest.mark.parametrize("expression", ["0 0 30 2 *", "0 0 31 2 *", "0 0 0 31 4,6 *"])
+def test_a_day_that_no_month_has_is_never_due(expression: str) -> None:
+    with pytest.raises(ConfigurationError, match="is never due; name a day that its months have"):
+        parse_cron(expression, "UTC")
+
+
+@pytest.mark.parametrize("expression", ["0 0 32 2 *", "0 0 30 13 *"])
+def test_a_day_or_a_month_that_is_none_is_not_understood(expression: str) -> None:
+    with pytest.raises(ConfigurationError, match="use five fields"):
+        parse_cron(expression, "UTC")

@@ -123,15 +123,34 @@ def parse_cron(expression: str, timezone: str) -> Cron:
     try:
         is_ever_due = next(cron.after(datetime(2000, 1, 1, tzinfo=UTC)), None) is not None
     except (CronSimError, AssertionError, TypeError, ValueError) as error:
+        if "day-of-month" in str(error) and _is_understood_in_any_month(cron.expression):
+            raise _never_due(expression) from None
         raise ConfigurationError(
             f"cron {shown(expression)}: {str(error).lower() or 'not understood'}; use five fields (minute hour "
             "day month weekday), or six with the second first"
         ) from None
     if not is_ever_due:
-        raise ConfigurationError(
-            f"cron {shown(expression)} is never due; name a day that its months have"
-        )
+        raise _never_due(expression)
     return cron
+
+
+def _is_understood_in_any_month(expression: str) -> bool:
+    """Whether the day is wrong only since none of its months has it."""
+    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - as above
+
+    fields = expression.split()
+    fields[-2] = "*"
+    try:
+        CronSim(" ".join(fields), datetime(2000, 1, 1))  # noqa: DTZ001 - on the wall
+    except (CronSimError, AssertionError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _never_due(expression: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"cron {shown(expression)} is never due; name a day that its months have"
+    )
 
 
 @lru_cache(maxsize=1000)
