@@ -240,13 +240,14 @@ class App(TaskSet):
         every: float | timedelta | None = None,
         timezone: str | None = None,
         name: str | None = None,
-        overlap: str = "skip",
+        overlap: str | None = None,
         catch_up: int | str = "one",
         jitter: float | timedelta = 0,
     ) -> None:
         """Let the leader enqueue this call at the times of a cron expression, or every so often.
 
-        Workers make it known when they start. `name` is that of the task if it is left out.
+        Workers make it known when they start. `name` is that of the task if it is left out, `overlap` is "skip", or
+        "queue" where `catch_up` is more than one.
         """
         if self._has_worker:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from windlass import App, ConfigurationError, ScheduleNotFound
 from windlass.cli import main as cli
-from windlass.model.schedule import SlotRecord, SlotState
+from windlass.model.schedule import Overlap, SlotRecord, SlotState
 from windlass.testing import Clock, app_in_memory
 
 DEADLINE = 60.0
@@ -227,13 +227,9 @@ BAD: dict[str, tuple[Callable[[App], Any], str]] = {
         "overlap 'no': use 'skip', 'queue', 'allow'",
     ),
     "catch_up": (lambda app: app.schedule(call(app), every=5, catch_up=-1), "catch_up -1: use"),
-    "catch_up with skip": (
-        lambda app: app.schedule(call(app), every=5, catch_up="all"),
-        "catch_up 'all': with overlap 'skip' .* use overlap='queue'",
-    ),
-    "catch_up of many with skip": (
+    "skip with catch_up": (
         lambda app: app.schedule(call(app), every=5, catch_up=2, overlap="skip"),
-        "catch_up 2: with overlap 'skip'",
+        "overlap 'skip': of 2 slots .* use overlap='queue'",
     ),
     "jitter": (lambda app: app.schedule(call(app), every=5, jitter=-1), "jitter -1"),
     "name": (lambda app: app.schedule(call(app), every=5, name=""), "schedule name '' has 0"),
@@ -251,6 +247,22 @@ def test_a_bad_schedule_is_refused_at_once(kind: str) -> None:
 
     with pytest.raises(ConfigurationError, match=said):
         define(an_app("memory:"))
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "overlap"),
+    [("none", Overlap.SKIP), ("one", Overlap.SKIP), (2, Overlap.QUEUE), ("all", Overlap.QUEUE)],
+)
+async def test_slots_that_are_caught_up_with_wait_for_each_other_unless_told_otherwise(
+    catch_up: int | str, overlap: Overlap
+) -> None:
+    app = an_app("memory:")
+    app.schedule(call(app), every=5, catch_up=catch_up)
+    await app.run_worker(until_idle=True)
+
+    (schedule,) = await app.schedules.list()
+
+    assert schedule.overlap is overlap
 
 
 def test_two_schedules_of_one_name_are_an_error() -> None:

@@ -51,12 +51,13 @@ def checked_schedule(
         )
     name = checked_name("schedule name", call.definition.name if name is None else name)
     try:
+        caught_up = _checked_catch_up(catch_up)
         return Schedule(
             name=name,
             timing=_checked_timing(cron, every, timezone),
             task=_template(call, max_payload_bytes),
-            overlap=(overlap := _checked_overlap(overlap)),
-            catch_up=_checked_catch_up(catch_up, overlap),
+            overlap=_checked_overlap(overlap, caught_up),
+            catch_up=caught_up,
             jitter=timedelta(seconds=checked_seconds("jitter", jitter)),
         )
     except ConfigurationError as error:
@@ -88,26 +89,29 @@ def _checked_timing(cron: Any, every: Any, timezone: Any) -> Timing:
     return Timing(cron=cron, timezone=zone)
 
 
-def _checked_overlap(value: Any) -> Overlap:
+def _checked_overlap(value: Any, caught_up: int) -> Overlap:
+    if value is None:
+        return Overlap.QUEUE if caught_up > 1 else Overlap.SKIP
     try:
-        return Overlap(value)
+        overlap = Overlap(value)
     except ValueError:
         raise ConfigurationError(
             f"overlap {shown(value)}: use {', '.join(map(repr, map(str, Overlap)))}"
         ) from None
+    if overlap is Overlap.SKIP and caught_up > 1:
+        raise ConfigurationError(
+            f"overlap 'skip': of {caught_up} slots that are caught up with it would fire one and skip the others; use "
+            "overlap='queue' to fire them one after another, or 'allow' to fire them at once"
+        )
+    return overlap
 
 
-def _checked_catch_up(value: Any, overlap: Overlap) -> int:
+def _checked_catch_up(value: Any) -> int:
     named = {"none": 0, "one": 1, "all": ALL}
     number = named.get(value) if isinstance(value, str) else value
     if type(number) is not int or not 0 <= number <= MOST_CAUGHT_UP:
         raise ConfigurationError(
             f"catch_up {shown(value)}: use 'none', 'one', 'all', or how many, from 0 to {MOST_CAUGHT_UP}"
-        )
-    if number > 1 and overlap is Overlap.SKIP:
-        raise ConfigurationError(
-            f"catch_up {shown(value)}: with overlap 'skip' one slot at a time is fired, and the others are skipped; "
-            "use overlap='queue' to fire them one after another, or 'allow' to fire them at once"
         )
     return number
 
