@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from windlass import App, Explanation, Limit, TaskNotFound
 from windlass.cli import main
-from windlass.model.explanation import Buffered, LimitReached, QueuePaused, Running
+from windlass.model.explanation import Buffered, LimitReached, QueuePaused, Running, WaitsForTime
 
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
 
@@ -58,6 +58,31 @@ async def test_a_limit_is_told_with_the_task_that_runs(app: App) -> None:
     assert [str(holder.task_id) for holder in reason.holders] == [first.id]
     assert str(reason.holders[0].worker_id) == running.worker_id
     assert kinds(ended) == ["ended"]
+
+
+@pytest.mark.parametrize("by", ["breaker", "refusal"])
+async def test_a_task_that_was_never_let_begin_names_its_breaker(app: App, by: str) -> None:
+    breaker = app.breaker("payments", failures=1, recovery=600)
+
+    @app.task(breaker="payments" if by == "breaker" else None)
+    async def pay() -> None:
+        async with breaker:
+            raise ConnectionError("away")
+
+    async with app.worker():
+        first = await pay.enqueue()
+        while (await first.get()).status != "scheduled":
+            await asyncio.sleep(0.01)
+        second = await pay.enqueue()
+        while (await second.get()).status != "scheduled":
+            await asyncio.sleep(0.01)
+        told = await second.explain()
+
+    (reason, *_) = told.reasons
+    assert isinstance(reason, WaitsForTime)
+    assert reason.until == (await second.get()).scheduled_for
+    assert "it was put off: breaker 'payments' let no call through" in str(reason)
+    assert (await second.get()).attempts == 0
 
 
 async def test_a_task_that_nobody_knows_is_not_found(app: App) -> None:

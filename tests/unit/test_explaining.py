@@ -82,6 +82,7 @@ SAID: list[tuple[Reason, bool, str]] = [
     (WaitsForTime(NOON, Cause.ASKED), True, "it waits for its time, 2026-11-18 12:00:00 UTC"),
     (WaitsForTime(NOON, Cause.ASKED, is_due=True), True, "it is due since 2026-11-18 12:00:00"),
     (WaitsForTime(NOON, Cause.RETRY, error="no"), True, "it is a retry after: no"),
+    (WaitsForTime(NOON, Cause.PUT_OFF, put_off="no"), True, "UTC; it was put off: no"),
     (WaitsForTime(NOON, Cause.PUT_OFF, breakers=("a (open)",)), True, "handled: a (open)"),
     (QueuePaused("mail", NOON), True, "queue 'mail' is paused since 2026-11-18 12:00:00 UTC"),
     (TypePaused("send", NOON), True, "type 'send' is paused since 2026-11-18 12:00:00 UTC"),
@@ -180,10 +181,13 @@ def test_the_rate_is_that_of_the_time_in_which_tasks_completed() -> None:
 def test_breakers_are_named_with_what_was_put_off() -> None:
     record = replace(RECORD, status=TaskState.SCHEDULED, generation=2)
     worker = replace(WORKER, breakers={"bank": "open", "post": "closed"})
+    situation = replace(READY, record=record, workers=(worker,), put_off="no")
 
-    (reason,) = explained(replace(READY, record=record, workers=(worker,))).reasons
+    (reason,) = explained(situation).reasons
 
-    assert reason == WaitsForTime(NOON, Cause.PUT_OFF, is_due=True, breakers=("bank (open)",))
+    assert reason == WaitsForTime(
+        NOON, Cause.PUT_OFF, is_due=True, put_off="no", breakers=("bank (open)",)
+    )
 
 
 def test_lanes_compete_that_are_read_by_workers_which_handle_the_task() -> None:

@@ -28,7 +28,7 @@ class Snoozed:
     """The handler asked to be called again later, or the attempt was put off."""
 
     seconds: float
-    put_off: str | None = None  # a JSON object: why a retry was, which may be too old by then
+    put_off: str | None = None  # a JSON object: why, if the handler did not ask for that
 
 
 @dataclass(frozen=True, slots=True)

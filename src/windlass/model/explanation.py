@@ -118,6 +118,7 @@ class WaitsForTime:
     cause: Cause
     is_due: bool = False
     error: str | None = None  # of the attempt that failed
+    put_off: str | None = None  # why it was
     breakers: tuple[str, ...] = ()  # that hold up calls of workers that handle its type
 
     def __str__(self) -> str:
@@ -129,7 +130,7 @@ class WaitsForTime:
             case Cause.RETRY:
                 said += f"; it is a retry after: {self.error}"
             case Cause.PUT_OFF:
-                said += "; its handler snoozed it, or a breaker or its retry budget put it off"
+                said += f"; it was put off: {self.put_off}"
             case Cause.ASKED:
                 pass
         if self.breakers:

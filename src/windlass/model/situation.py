@@ -11,6 +11,7 @@ from windlass.model.task import TaskRecord, WorkerRecord
 COUNTED = 10_000  # tasks that come first; no more are counted
 HOLDERS = 5  # of a limit; no more are named
 LATELY = 60.0  # seconds of which completions are counted
+SNOOZED = "its handler snoozed it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Situation:
     lease_until: datetime | None = None
     cancel_reason: str | None = None
     expires_at: datetime | None = None
+    put_off: str | None = None  # why it waits for its time, if it was
     queue_paused_at: datetime | None = None
     type_paused_at: datetime | None = None
     workers: tuple[WorkerRecord, ...] = ()  # that are alive

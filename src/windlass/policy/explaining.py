@@ -160,7 +160,7 @@ def _waiting(situation: Situation) -> WaitsForTime:
     # A failure is kept with the generation that failed, and what comes back is of the next one.
     if last is not None and last.get("generation") == record.generation - 1:
         cause, error = Cause.RETRY, record.last_error
-    elif record.generation > 1:
+    elif situation.put_off is not None:
         cause = Cause.PUT_OFF
     open_ones = {
         f"{name} ({state})"
@@ -174,6 +174,7 @@ def _waiting(situation: Situation) -> WaitsForTime:
         cause,
         is_due=record.scheduled_for <= situation.now,
         error=error,
+        put_off=situation.put_off,
         breakers=() if cause is Cause.ASKED else tuple(sorted(open_ones)),
     )
 

@@ -100,7 +100,10 @@ def settle(
             delay = _delay(outcome, retry, task.attempts + 1, draw)
         case _:
             assert_never(outcome)
-    is_retry = verdict is Outcome.RETRIED or (verdict is Outcome.SNOOZED and error is not None)
+    # What was put off is no attempt, but a retry may be too old by then.
+    is_retry = verdict is Outcome.RETRIED or (
+        verdict is Outcome.SNOOZED and error is not None and task.attempts > 0
+    )
     return Settlement(
         token,
         task.id,

@@ -181,7 +181,7 @@ class Executor:
             job.protected = await self._registry.breakers[str(definition.breaker)].begin()
         except BreakerOpen as refused:
             fallback = self._registry.fallback_of(definition)
-            return fallback or put_off(refused, refused.seconds, is_retry=job.task.attempts > 0)
+            return fallback or put_off(refused, refused.seconds)
         # It may have waited, and was not cancelled meanwhile: it has not begun.
         return definition if job.halt is None else _told(job, self._halted(job))
 
@@ -280,8 +280,7 @@ class Executor:
             case Overran() | BaseExceptionGroup() if overran := _first_overran(error):
                 return self._timed_out(definition, str(overran), error)
             case _:
-                is_retry = job.task.attempts > 0
-                return steered(error, is_retry=is_retry) or self._classified(definition, error)
+                return steered(error) or self._classified(definition, error)
 
     def _undecoded(
         self, job: Job, definition: TaskDefinition, error: BaseException

@@ -9,13 +9,13 @@ from windlass.registry import TaskDefinition, checked_seconds
 from windlass.telemetry import emit
 
 
-def steered(error: BaseException, *, is_retry: bool) -> Failed | Snoozed | None:
+def steered(error: BaseException) -> Failed | Snoozed | None:
     """How an attempt ends that raised this to say so; None if it is any other exception."""
     match error:
         case Snooze() | RetryAfter() | BreakerOpen():
-            return _later(error, is_retry=is_retry)
+            return _later(error)
         case BaseExceptionGroup() if (refused := _refused_alone(error)) is not None:
-            return _later(refused, is_retry=is_retry)
+            return _later(refused)
         case Fail():
             reason = getattr(error, "reason", "no reason was given")
             return failed("Fail", text_of(reason), ErrorClass.PERMANENT_INPUT)
@@ -38,20 +38,19 @@ def _refused_alone(
     return max(refusals, key=lambda one: one.seconds)
 
 
-def put_off(refused: BreakerOpen, seconds: float, *, is_retry: bool) -> Snoozed:
-    """Try again later, and use no attempt; a retry may be too old for that."""
-    said = f"breaker '{refused.name}' let no call through"
-    return Snoozed(seconds, describe("PutOff", said) if is_retry else None)
+def put_off(refused: BreakerOpen, seconds: float) -> Snoozed:
+    """Try again later, and use no attempt."""
+    return Snoozed(seconds, describe("PutOff", f"breaker '{refused.name}' let no call through"))
 
 
-def _later(error: Snooze | RetryAfter | BreakerOpen, *, is_retry: bool) -> Failed | Snoozed:
+def _later(error: Snooze | RetryAfter | BreakerOpen) -> Failed | Snoozed:
     kind = type(error).__name__
     try:
         seconds = checked_seconds(kind, getattr(error, "seconds", None))
     except ConfigurationError as wrong:
         return failed(kind, str(wrong), ErrorClass.CODE_BUG, error)
     if isinstance(error, BreakerOpen):
-        return put_off(error, seconds, is_retry=is_retry)
+        return put_off(error, seconds)
     if isinstance(error, Snooze):
         return Snoozed(seconds)
     reason = text_of(getattr(error, "reason", "")) or f"to be retried after {seconds:g} s"

@@ -162,8 +162,7 @@ class Child:
             if inspect.iscoroutine(value):
                 value = asyncio.run(self._to_end(value, context, found.app))
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything
-            is_retry = asked.attempt > 1
-            return raised(error, found.definition, asked.error_paths, is_retry=is_retry)
+            return raised(error, found.definition, asked.error_paths)
         finally:
             self._give_way = None
         try:

@@ -17,11 +17,9 @@ from windlass.runtime.steering import as_predicate_says, steered
 MAIN, MAIN_THERE = "__main__", "__mp_main__"  # the program, and what it is in a process
 
 
-def raised(
-    error: BaseException, definition: TaskDefinition, paths: Iterable[str], *, is_retry: bool
-) -> Raised:
+def raised(error: BaseException, definition: TaskDefinition, paths: Iterable[str]) -> Raised:
     """Say what there is to be known of an exception of a handler."""
-    match steered(error, is_retry=is_retry):
+    match steered(error):
         case Snoozed(seconds, put_off):
             return Raised(snooze=seconds, put_off=put_off)
         case Failed() as failed:

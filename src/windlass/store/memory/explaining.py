@@ -62,6 +62,7 @@ class ExplainVerbs(RuledTables):
             ),
             cancel_reason=task.cancel_reason,
             expires_at=task.expires_at,
+            put_off=task.put_off,
             queue_paused_at=self._paused.get(task.queue),
             type_paused_at=self._paused_types.get(task.asked.type),
             workers=workers,

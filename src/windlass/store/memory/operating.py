@@ -43,6 +43,7 @@ class OperateVerbs(MemoryTables):
         if not is_in_line and not self._take_waiting(task):
             raise WrongState(f"task {task_id} is {task.status}: only a waiting one can be changed")
         now = self._clock()
+        task.put_off = None
         if change.priority is not None:
             task.priority = change.priority
         if change.queue is not None:

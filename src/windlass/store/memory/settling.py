@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from windlass.model.rule import RuleScope
+from windlass.model.situation import SNOOZED
 from windlass.model.task import (
     Answer,
     Fence,
@@ -77,17 +78,19 @@ class SettleVerbs(MemoryTables):
             task.expires_at = None
         released = outcome is Outcome.RELEASED
         self._give_back(task, LaneKind.RETURNED if released else LaneKind.NORMAL, now)
-        if outcome is Outcome.SNOOZED and error:
-            return self._put_off(task, settlement, error["message"], now)
-        return Answer.APPLIED
+        task.put_off = error.get("message", SNOOZED) if outcome is Outcome.SNOOZED else None
+        return self._again(task, settlement, now)
 
-    def _put_off(self, task: TaskEntry, settlement: Settlement, said: str, now: datetime) -> Answer:
+    def _again(self, task: TaskEntry, settlement: Settlement, now: datetime) -> Answer:
         """Give up a retry that was put off if it is not to begin any more by then."""
+        was_put_off = task.put_off is not None and settlement.error is not None
+        if not was_put_off or not task.attempts:
+            return Answer.APPLIED
         why = self._why_not_again(task, settlement.max_age, settlement.delay, now)
         if why is None:
             return Answer.APPLIED
         self._take_waiting(task)
-        self._give_up(task, f"{why}; put off: {said}", now)
+        self._give_up(task, f"{why}; put off: {task.put_off}", now)
         return Answer.GIVEN_UP
 
     def _let_go(self, fence: Fence) -> None:

@@ -79,6 +79,7 @@ class TaskEntry:
     drop_on: date = date.max
     is_reopened: bool = False  # by a person, after it had ended
     expires_at: datetime | None = None  # None once it is known to have begun
+    put_off: str | None = None  # why it waits for its time, if it was
 
     def is_late(self, now: datetime) -> bool:
         """Whether it should have begun by now, and no attempt was made."""

@@ -68,6 +68,7 @@ class Looks:
             lease_until=row["lease_until"],
             cancel_reason=row["cancel_reason"],
             expires_at=row["expires_at"],
+            put_off=row["put_off"],
             queue_paused_at=row["queue_paused_at"],
             type_paused_at=row["type_paused_at"],
         )

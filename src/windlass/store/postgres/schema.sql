@@ -4458,8 +4458,11 @@ BEGIN
                         AS kind,
                     s.outcome, s.error, s.reported, s.ordinal, s.token, s.worker_id, s.started_at
             ), later AS (
-                INSERT INTO windlass.scheduled (task_id, lane, generation, due)
-                SELECT r.id, windlass.lane_number(r.queue, r.type, r.priority, r.kind), r.generation, r.scheduled_for
+                INSERT INTO windlass.scheduled (task_id, lane, generation, due, put_off)
+                SELECT
+                    r.id, windlass.lane_number(r.queue, r.type, r.priority, r.kind), r.generation, r.scheduled_for,
+                    CASE WHEN r.outcome = 'snoozed'
+                        THEN coalesce(r.error::jsonb ->> 'message', 'its handler snoozed it') END
                 FROM returned r
                 WHERE r.scheduled_for > at
             ), now AS (
@@ -4586,7 +4589,7 @@ BEGIN
         retention, dead_retention, key_retention, patience
     ) b;
 
-    -- A retry that was put off, by a breaker or its budget, says so: it may be too old by then, or not be wanted.
+    -- What was put off, by a breaker or its budget, says so: a retry may be too old by then, or not be wanted.
     IF outcomes && '{snoozed}' AND errors IS NOT NULL
         AND (max_ages IS NOT NULL OR EXISTS (SELECT FROM windlass.stopped_type)) THEN
         FOR late IN
@@ -4597,7 +4600,7 @@ BEGIN
             JOIN windlass.task t ON t.id = ANY (ARRAY[u.task_id])
             LEFT JOIN windlass.stopped_type s ON s.type = t.type
             CROSS JOIN LATERAL (SELECT windlass.why_not_again(t, s.reason, u.delay, u.max_age) AS why) g
-            WHERE u.outcome = 'snoozed' AND u.error IS NOT NULL AND g.why IS NOT NULL
+            WHERE u.outcome = 'snoozed' AND u.error IS NOT NULL AND t.attempts > 0 AND g.why IS NOT NULL
                 AND u.ordinal - 1 <> ALL (missed)
         LOOP
             DELETE FROM windlass.scheduled w WHERE w.task_id = late.task_id;
@@ -5571,7 +5574,8 @@ CREATE TABLE windlass.scheduled (
     task_id uuid NOT NULL,
     lane bigint NOT NULL,
     generation integer NOT NULL,
-    due timestamp with time zone NOT NULL
+    due timestamp with time zone NOT NULL,
+    put_off text
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='1000');
 

@@ -29,9 +29,11 @@ from windlass.model.explanation import (
     WorkersBusy,
 )
 from windlass.model.rule import STRICT, LaneRule, RuleScope
-from windlass.model.task import Outcome, TaskState, WorkerInfo
+from windlass.model.situation import SNOOZED
+from windlass.model.task import Change, Outcome, TaskState, WorkerInfo
 from windlass.policy.explaining import explained
 from windlass.store.port import Store
+from windlass.testing.store_contract.fail import PUT_OFF
 from windlass.testing.store_contract.steps import (
     AGEING,
     LEASE,
@@ -143,6 +145,30 @@ class ExplainRules(Steps):
         reason = await self.reason(store, task_id, WaitsForTime)
 
         assert (reason.cause, reason.error) == (Cause.PUT_OFF, None)
+        assert reason.put_off == SNOOZED
+
+    async def add_put_off(self, store: Store) -> UUID:
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        await self.settle(store, claim, task, Outcome.SNOOZED, delay=60.0, error=PUT_OFF)
+        return task_id
+
+    async def test_what_did_not_let_an_attempt_begin_is_told(self, store: Store) -> None:
+        task_id = await self.add_put_off(store)
+
+        reason = await self.reason(store, task_id, WaitsForTime)
+
+        assert (reason.cause, reason.put_off) == (Cause.PUT_OFF, "its retry budget was used up")
+
+    async def test_a_time_that_somebody_has_asked_for_since_is_no_put_off(
+        self, store: Store
+    ) -> None:
+        task_id = await self.add_put_off(store)
+        await store.change(task_id, Change(delay=90.0))
+
+        reason = await self.reason(store, task_id, WaitsForTime)
+
+        assert (reason.cause, reason.put_off) == (Cause.ASKED, None)
 
     async def test_pauses_are_told_with_their_beginning(self, store: Store) -> None:
         task_id = await self.add(store)

@@ -115,6 +115,14 @@ class RetryLimitRules(Steps):
         assert record.status is TaskState.DEAD
         assert "stopped: the images are gone" in record.errors[-1]["given_up"]
 
+    async def test_a_first_attempt_that_is_put_off_is_no_retry(self, store: Store) -> None:
+        task_id = await self.add(store)
+        await store.stop_retries("resize", "the images are gone")
+
+        assert await self._put_off(store) is Answer.APPLIED
+
+        assert await self.status(store, task_id) is TaskState.SCHEDULED
+
     async def test_a_snooze_that_a_handler_asked_for_is_of_no_age(self, store: Store) -> None:
         task_id = await self.add(store)
         await self._fail(store, max_age=60)

@@ -3,7 +3,7 @@ SELECT
     windlass.clock() AS now, t.recoveries, t.queue, t.priority,
     r.lane, r.x::text AS x, r.n, r.ready_at,
     r.lane IS NULL OR EXISTS (SELECT FROM windlass.lane l WHERE l.lane = r.lane) AS is_listed,
-    q.paused_at AS queue_paused_at, p.paused_at AS type_paused_at, e.expires_at,
+    q.paused_at AS queue_paused_at, p.paused_at AS type_paused_at, e.expires_at, s.put_off,
     c.reason AS cancel_reason, h.expires_at AS lease_until
 FROM windlass.task t
 LEFT JOIN windlass.ready r ON r.task_id = t.id
