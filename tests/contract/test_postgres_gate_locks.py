@@ -9,6 +9,7 @@ import pytest
 
 from contract.postgres_sessions import (
     AT_ONCE,
+    DEADLINE,
     LEASE,
     OTHER_WORKER,
     SECOND,
@@ -226,6 +227,35 @@ async def test_gates_are_opened_while_somebody_changes_a_rule(
     await user.commit()
 
     assert await granted(store) == ids[4:]
+
+
+WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
+
+
+async def test_a_gate_that_is_removed_as_tasks_come_to_it_lets_no_more_through(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.set_value_rule(TWO)
+    await add(store, **TENANT)
+    held = await claim(store)
+    removing = await sessions.pause("gate", "DELETE")
+    settling = asyncio.create_task(store.settle(settlements(held, Outcome.COMPLETED)))
+    async with asyncio.timeout(DEADLINE):
+        while await sessions.watcher.fetchval(WAITING) < 1:
+            await asyncio.sleep(0.005)
+        ids = await add(store, 5, **TENANT)
+        claiming = asyncio.create_task(granted(store))
+        while await sessions.watcher.fetchval(WAITING) < 2:
+            await asyncio.sleep(0.005)
+
+    await removing.commit()
+
+    assert await settling == [Answer.APPLIED]
+    assert await claiming == ids[:2]
+    assert await sessions.watcher.fetchval("SELECT name FROM windlass.gate") == "acme"
+    assert await at_gates(sessions) == (2, 3)
 
 
 async def test_a_gate_that_was_being_opened_by_an_old_rule_is_looked_at_when_that_is_done(

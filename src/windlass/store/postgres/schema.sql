@@ -56,6 +56,7 @@ $$;
 
 CREATE FUNCTION windlass.answer_calls(max_calls integer, all_of_them boolean) RETURNS integer
     LANGUAGE plpgsql
+    SET enable_hashjoin TO 'on'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET jit TO 'off'
@@ -75,12 +76,30 @@ BEGIN
         ORDER BY c.due
         LIMIT max_calls
         FOR UPDATE SKIP LOCKED
+    ), also AS MATERIALIZED (
+        -- Where there are many, those that call the same gates: each is looked at once.
+        SELECT c.ctid AS place, c.gate, c.leaving
+        FROM windlass.gate_call c
+        WHERE (SELECT count(*) FROM due) = max_calls AND c.ctid = ANY (ARRAY(
+            SELECT w.place
+            FROM (
+                SELECT c.ctid AS place, c.gate
+                FROM windlass.gate_call c
+                WHERE c.due <= latest AND c.due > earliest
+                ORDER BY c.due
+                LIMIT 5 * max_calls
+            ) w
+            WHERE w.gate IN (SELECT d.gate FROM due d) AND w.place NOT IN (SELECT d.place FROM due d)
+        ))
+        FOR UPDATE SKIP LOCKED
+    ), taken AS MATERIALIZED (
+        SELECT d.place, d.gate, d.leaving FROM due d UNION ALL SELECT a.place, a.gate, a.leaving FROM also a
     ), gone AS (
-        DELETE FROM windlass.gate_call c USING due d WHERE c.ctid = d.place
+        DELETE FROM windlass.gate_call c USING taken t WHERE c.ctid = t.place
     )
-    SELECT array_agg(d.gate), array_agg(d.leaving) FILTER (WHERE d.leaving IS NOT NULL)
+    SELECT array_agg(t.gate), array_agg(t.leaving) FILTER (WHERE t.leaving IS NOT NULL)
     INTO called, leaving
-    FROM due d;
+    FROM taken t;
     IF called IS NULL THEN
         RETURN 0;
     END IF;
@@ -316,6 +335,7 @@ CREATE FUNCTION windlass.bury_tasks(buried uuid[], why text, ended_by uuid, dead
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
@@ -533,6 +553,7 @@ CREATE FUNCTION windlass.cancel_tasks(cancelled uuid[], why text, retention inte
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     SET lock_timeout TO '100ms'
     AS $$
@@ -1636,6 +1657,7 @@ CREATE FUNCTION windlass.end_cancelled(ended uuid[], why text, retention interva
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
@@ -2111,6 +2133,7 @@ CREATE FUNCTION windlass.enqueue_tasks(task_ids uuid[], types text[], queues tex
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -2498,6 +2521,7 @@ CREATE FUNCTION windlass.expire_tasks(max_tasks integer, retention interval, key
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
@@ -2553,6 +2577,7 @@ CREATE FUNCTION windlass.fail_unknown(unknown text, error jsonb, ready_for inter
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
@@ -2662,6 +2687,18 @@ WHERE r.task_id = k.task_id
     AND NOT EXISTS (SELECT FROM windlass.history h WHERE h.id = k.other)
 $$;
 
+CREATE FUNCTION windlass.gate_name(number bigint) RETURNS TABLE(type text, name text)
+    LANGUAGE sql STABLE
+    AS $$
+SELECT
+    CASE WHEN number & 1 = 1 THEN t.limit_type END,
+    CASE WHEN number & 1 = 1 THEN t.limit_value ELSE t.ordering_key END
+FROM windlass.gate_entry e
+JOIN windlass.task_gate t ON t.task_id = ANY (ARRAY[e.task_id])
+WHERE e.gate = number
+LIMIT 1
+$$;
+
 CREATE FUNCTION windlass.gate_room(number bigint, type text, value text, held bigint, tokens double precision, counted_at timestamp with time zone, at timestamp with time zone) RETURNS TABLE(room integer, slots integer, rate double precision, burst double precision, tokens double precision, most double precision)
     LANGUAGE sql STABLE
     AS $$
@@ -2670,23 +2707,24 @@ SELECT
     s.slots, r.rate, r.burst, b.tokens, u.most
 FROM (VALUES (1)) AS one
 LEFT JOIN LATERAL (
-    (
-        SELECT v.concurrency, v.rate, v.burst, v.weight, true AS is_ruled
-        FROM windlass.value_rule v
-        WHERE v.type = gate_room.type AND v.value = gate_room.value
-        ORDER BY v.type, v.value, v.by_operator DESC
-        LIMIT 1
-    )
+    -- The first there is: of this value or of each, set by an operator or declared by code. Nothing has to be sorted.
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true AS is_ruled
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value = gate_room.value AND v.by_operator
     UNION ALL
-    (
-        SELECT v.concurrency, v.rate, v.burst, v.weight, true
-        FROM windlass.value_rule v
-        WHERE v.type = gate_room.type AND v.value IS NULL
-        ORDER BY v.type, v.value, v.by_operator DESC
-        LIMIT 1
-    )
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value = gate_room.value AND NOT v.by_operator
+    UNION ALL
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value IS NULL AND v.by_operator
+    UNION ALL
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value IS NULL AND NOT v.by_operator
     LIMIT 1
-) r ON number & 1 = 1
+) r ON true
 CROSS JOIN LATERAL (
     SELECT CASE
         WHEN number & 1 = 0 THEN 1
@@ -2906,6 +2944,7 @@ CREATE FUNCTION windlass.leave_gates(task_ids uuid[], are_completed boolean) RET
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET jit TO 'off'
@@ -3032,6 +3071,7 @@ CREATE FUNCTION windlass.make_ready(through uuid[]) RETURNS void
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3066,6 +3106,7 @@ CREATE FUNCTION windlass.mend_gates(first_gate bigint) RETURNS integer
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE
@@ -3198,6 +3239,7 @@ CREATE FUNCTION windlass.pass_gates(called bigint[], left_gates bigint[], left_n
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3210,6 +3252,9 @@ DECLARE
     through uuid[];
     emptied bigint[];
     full_in float8[];  -- seconds until the bucket of each is full; NULL: it is, or there is none
+    missing bigint[];
+    present bigint[];
+    nameless bigint[];
     at timestamptz;
     no_older xid8;  -- whatever comes yet is of this transaction or a later one
     has_news boolean := false;
@@ -3221,22 +3266,36 @@ BEGIN
             ORDER BY 1
         );
         CONTINUE WHEN numbers = '{}';
-        INSERT INTO windlass.gate AS g (gate, type, name)
-        SELECT u.gate, k.type, coalesce(k.name, '')
-        FROM unnest(numbers) AS u (gate)
-        LEFT JOIN LATERAL (
-            SELECT
-                CASE WHEN is_limit = 1 THEN t.limit_type END AS type,
-                CASE WHEN is_limit = 1 THEN t.limit_value ELSE t.ordering_key END AS name
-            FROM windlass.gate_entry e
-            JOIN windlass.task_gate t ON t.task_id = ANY (ARRAY[e.task_id])
-            WHERE e.gate = u.gate
-                -- Where there is a row it has its name.
-                AND NOT EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate]))
-            LIMIT 1
-        ) k ON true
-        ORDER BY u.gate
-        ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false;  -- locked, and not written
+        SELECT array_agg(k.gate) FILTER (WHERE NOT k.is_there), array_agg(k.gate) FILTER (WHERE k.is_there)
+        INTO missing, present
+        FROM (
+            SELECT u.gate, EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate])) AS is_there
+            FROM unnest(numbers) AS u (gate)
+        ) k;
+        WITH made AS (
+            INSERT INTO windlass.gate AS g (gate, type, name)
+            SELECT w.*
+            FROM (
+                -- At one that has none nobody may be: who comes calls again.
+                SELECT u.gate, k.type, k.name
+                FROM unnest(missing) AS u (gate)
+                CROSS JOIN LATERAL windlass.gate_name(u.gate) k
+                UNION ALL
+                SELECT u.gate, NULL, '' FROM unnest(present) AS u (gate)
+            ) w
+            ORDER BY w.gate
+            ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false  -- locked, and not written
+            RETURNING g.gate, g.name
+        )
+        SELECT array_agg(m.gate) INTO nameless FROM made m WHERE m.name = '';
+        IF nameless IS NOT NULL THEN
+            -- Removed by whoever had it before us.
+            UPDATE windlass.gate g
+            SET type = k.type, name = k.name
+            FROM unnest(nameless) AS u (gate)
+            CROSS JOIN LATERAL windlass.gate_name(u.gate) k
+            WHERE g.gate = ANY (ARRAY[u.gate]);
+        END IF;
 
         IF leaving <> '{}' THEN
             WITH gone AS (
@@ -3260,15 +3319,21 @@ BEGIN
                 -- Beyond all there are: it is of a database that was copied to a server which counts anew.
                 CASE WHEN g.from_x > no_older THEN '0'::xid8 ELSE g.from_x END AS from_x,
                 CASE WHEN g.from_x > no_older THEN -1 ELSE g.from_n END AS from_n
-            FROM windlass.gate g
-            CROSS JOIN LATERAL (
-                SELECT coalesce(left_numbers[array_position(left_gates, g.gate)], 0) AS tasks OFFSET 0
+            FROM (
+                SELECT u.gate, sum(u.tasks)::integer AS tasks
+                FROM (
+                    SELECT n.gate, 0 AS tasks FROM unnest(numbers) AS n (gate)
+                    UNION ALL
+                    SELECT n.gate, n.tasks FROM unnest(left_gates, left_numbers) AS n (gate, tasks)
+                ) u
+                GROUP BY u.gate
             ) l
+            JOIN windlass.gate g ON g.gate = ANY (ARRAY[l.gate])
             CROSS JOIN LATERAL windlass.gate_room(
                 g.gate, g.type, g.name, g.held - l.tasks, g.tokens, g.counted_at, at) r
-            WHERE g.gate = ANY (numbers)
+            WHERE l.gate & 1 = is_limit
         ), first AS MATERIALIZED (
-            SELECT m.gate, t.*
+            SELECT m.*, t.*
             FROM room m
             CROSS JOIN LATERAL (
                 SELECT
@@ -3277,12 +3342,11 @@ BEGIN
                 FROM (
                     SELECT e.ctid AS place, e.x, e.n
                     FROM windlass.gate_entry e
-                    WHERE e.gate = m.gate AND (e.x, e.n) > (m.from_x, m.from_n) AND NOT e.is_open
+                    WHERE e.gate = m.gate AND (e.x, e.n) > (m.from_x, m.from_n) AND NOT e.is_open AND m.room > 0
                     ORDER BY e.x, e.n
                     LIMIT m.room
                 ) f
             ) t
-            WHERE m.room > 0
         ), mine AS MATERIALIZED (
             SELECT e.ctid AS place, e.gate, e.x, e.n, e.task_id
             FROM windlass.gate_entry e
@@ -3293,37 +3357,33 @@ BEGIN
             SET is_open = true
             WHERE e.ctid = ANY (ARRAY(SELECT m.place FROM mine m))
         ), taken AS MATERIALIZED (
-            SELECT array_agg(k.gate) AS gates, array_agg(k.tasks) AS tasks
+            -- All that was tried, as a rule: then there is nothing to be put together.
+            SELECT
+                (SELECT count(*) FROM mine) = (SELECT sum(f.tried) FROM first f) AS are_all,
+                array_agg(k.gate) AS gates, array_agg(k.tasks) AS tasks
             FROM (SELECT m.gate, count(*)::integer AS tasks FROM mine m GROUP BY m.gate) k
-        ), firsts AS MATERIALIZED (
-            SELECT array_agg(f.gate) AS gates, array_agg(f.tried) AS tried, array_agg(f.last_x) AS xs, array_agg(f.last_n) AS ns
-            FROM first f
-            WHERE f.tried > 0
         ), counted AS MATERIALIZED (
             SELECT
-                m.*, o.tried, o.last_x, o.last_n, o.tasks,
+                m.*,
                 CASE
-                    WHEN o.tasks < o.tried THEN at + interval '1 second'  -- somebody holds one of them
-                    WHEN o.tasks = m.room AND m.room = 1000 THEN at
+                    WHEN m.tasks < m.tried THEN at + interval '1 second'  -- somebody holds one of them
+                    WHEN m.tasks = m.room AND m.room = 1000 THEN at
                     -- What it let through has to be claimed first, and nobody tells of that.
                     WHEN m.most < 1 AND coalesce(m.slots - m.held > 0, true) THEN at + interval '1 second'
-                    WHEN m.rate IS NOT NULL AND o.tasks = m.room AND coalesce(m.slots - m.held > m.room, true) THEN
+                    WHEN m.rate IS NOT NULL AND m.tasks = m.room AND coalesce(m.slots - m.held > m.room, true) THEN
                         -- What comes within a twentieth of a second is worth one look.
-                        at + (greatest(1, least(m.burst, m.rate / 20)) - (m.tokens - o.tasks)) / m.rate
+                        at + (greatest(1, least(m.burst, m.rate / 20)) - (m.tokens - m.tasks)) / m.rate
                             * interval '1 second'
                 END AS again_at
-            FROM taken t
-            CROSS JOIN firsts f
-            CROSS JOIN room m
-            CROSS JOIN LATERAL (
-                SELECT array_position(f.gates, m.gate) AS first, array_position(t.gates, m.gate) AS mine OFFSET 0
-            ) p
-            CROSS JOIN LATERAL (
-                SELECT
-                    coalesce(f.tried[p.first], 0) AS tried, f.xs[p.first] AS last_x, f.ns[p.first] AS last_n,
-                    coalesce(t.tasks[p.mine], 0) AS tasks
+            FROM (
+                SELECT f.*, CASE
+                    WHEN t.are_all OR f.tried = 0 THEN f.tried
+                    ELSE coalesce(t.tasks[array_position(t.gates, f.gate)], 0)
+                END AS tasks
+                FROM first f
+                CROSS JOIN taken t
                 OFFSET 0
-            ) o
+            ) m
         ), noted AS (
             UPDATE windlass.gate g
             SET held = c.held + c.tasks,
@@ -3342,6 +3402,8 @@ BEGIN
                 END
             FROM counted c
             WHERE g.gate = ANY (ARRAY[c.gate]) AND (c.tasks > 0 OR c.gone > 0 OR c.again_at IS NOT NULL)
+                -- What is likely to go is not written before.
+                AND NOT (c.held = 0 AND c.tried = 0 AND c.again_at IS NULL AND coalesce(c.tokens >= c.burst, true))
         ), called_again AS (
             INSERT INTO windlass.gate_call (gate, due)
             SELECT c.gate, c.again_at
@@ -3368,16 +3430,23 @@ BEGIN
 
         IF emptied IS NOT NULL THEN
             -- Where nobody is at it, it goes; but what its bucket lacks is remembered.
-            WITH idle AS MATERIALIZED (
-                SELECT u.gate, u.full_in
+            WITH empty AS MATERIALIZED (
+                SELECT
+                    u.gate, u.full_in,
+                    EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[u.gate])) AS is_used
                 FROM unnest(emptied, full_in) AS u (gate, full_in)
-                WHERE NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[u.gate]))
             ), later AS (
                 INSERT INTO windlass.gate_call (gate, due)
-                SELECT i.gate, at + i.full_in * interval '1 second' FROM idle i WHERE i.full_in IS NOT NULL
+                SELECT m.gate, at + m.full_in * interval '1 second'
+                FROM empty m
+                WHERE NOT m.is_used AND m.full_in IS NOT NULL
+            ), kept AS (
+                UPDATE windlass.gate g
+                SET held = 0
+                WHERE g.gate = ANY (ARRAY(SELECT m.gate FROM empty m WHERE m.is_used)) AND g.held > 0
             )
             DELETE FROM windlass.gate g
-            WHERE g.gate = ANY (ARRAY(SELECT i.gate FROM idle i WHERE i.full_in IS NULL));
+            WHERE g.gate = ANY (ARRAY(SELECT m.gate FROM empty m WHERE NOT m.is_used AND m.full_in IS NULL));
         END IF;
     END LOOP;
     IF has_news THEN
@@ -3436,6 +3505,7 @@ CREATE FUNCTION windlass.place_gated(placed uuid[]) RETURNS bigint[]
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET plan_cache_mode TO 'force_generic_plan'
@@ -3476,9 +3546,9 @@ BEGIN
         SELECT a.lane, a.id, a.generation, a.due FROM asked a WHERE a.gate IS NULL AND a.due <= at ORDER BY a.ordinal
     ), listed AS (
         INSERT INTO windlass.lane (lane, queue, type, priority, kind)
-        SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind
-        FROM asked a
-        WHERE a.gate IS NULL AND NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[a.lane]))
+        SELECT k.*
+        FROM (SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind FROM asked a WHERE a.gate IS NULL) k
+        WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[k.lane]))
     )
     SELECT coalesce(array_agg(DISTINCT a.gate), '{}') INTO entered FROM asked a WHERE a.gate IS NOT NULL;
     RETURN entered;
@@ -3691,6 +3761,7 @@ CREATE FUNCTION windlass.remove_dead(removed uuid[]) RETURNS SETOF uuid
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET jit TO 'off'
@@ -3785,6 +3856,7 @@ CREATE FUNCTION windlass.replay_dead(ancestors uuid[], new_ids uuid[], delays do
     SET search_path TO 'pg_catalog', 'pg_temp'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET enable_seqscan TO 'off'
     SET enable_bitmapscan TO 'off'
     SET jit TO 'off'
@@ -4952,6 +5024,7 @@ CREATE FUNCTION windlass.take_all_waiting(wanted uuid[], untried boolean) RETURN
     SET enable_bitmapscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
+    SET enable_material TO 'off'
     SET jit TO 'off'
     AS $$
 DECLARE

@@ -131,23 +131,24 @@ SELECT
     s.slots, r.rate, r.burst, b.tokens, u.most
 FROM (VALUES (1)) AS one
 LEFT JOIN LATERAL (
-    (
-        SELECT v.concurrency, v.rate, v.burst, v.weight, true AS is_ruled
-        FROM windlass.value_rule v
-        WHERE v.type = gate_room.type AND v.value = gate_room.value
-        ORDER BY v.type, v.value, v.by_operator DESC
-        LIMIT 1
-    )
+    -- The first there is: of this value or of each, set by an operator or declared by code. Nothing has to be sorted.
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true AS is_ruled
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value = gate_room.value AND v.by_operator
     UNION ALL
-    (
-        SELECT v.concurrency, v.rate, v.burst, v.weight, true
-        FROM windlass.value_rule v
-        WHERE v.type = gate_room.type AND v.value IS NULL
-        ORDER BY v.type, v.value, v.by_operator DESC
-        LIMIT 1
-    )
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value = gate_room.value AND NOT v.by_operator
+    UNION ALL
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value IS NULL AND v.by_operator
+    UNION ALL
+    SELECT v.concurrency, v.rate, v.burst, v.weight, true
+    FROM windlass.value_rule v
+    WHERE number & 1 = 1 AND v.type = gate_room.type AND v.value IS NULL AND NOT v.by_operator
     LIMIT 1
-) r ON number & 1 = 1
+) r ON true
 CROSS JOIN LATERAL (
     SELECT CASE
         WHEN number & 1 = 0 THEN 1
@@ -244,6 +245,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
@@ -284,9 +286,9 @@ BEGIN
         SELECT a.lane, a.id, a.generation, a.due FROM asked a WHERE a.gate IS NULL AND a.due <= at ORDER BY a.ordinal
     ), listed AS (
         INSERT INTO windlass.lane (lane, queue, type, priority, kind)
-        SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind
-        FROM asked a
-        WHERE a.gate IS NULL AND NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[a.lane]))
+        SELECT k.*
+        FROM (SELECT DISTINCT a.lane, a.queue, a.type, a.priority, a.kind FROM asked a WHERE a.gate IS NULL) k
+        WHERE NOT EXISTS (SELECT FROM windlass.lane l WHERE l.lane = ANY (ARRAY[k.lane]))
     )
     SELECT coalesce(array_agg(DISTINCT a.gate), '{}') INTO entered FROM asked a WHERE a.gate IS NOT NULL;
     RETURN entered;
@@ -299,6 +301,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
@@ -326,6 +329,19 @@ BEGIN
 END
 $$;
 
+-- gate_name: whose gate this is, by one of the tasks that are at it.
+CREATE FUNCTION windlass.gate_name(number bigint) RETURNS TABLE (type text, name text)
+LANGUAGE sql STABLE
+AS $$
+SELECT
+    CASE WHEN number & 1 = 1 THEN t.limit_type END,
+    CASE WHEN number & 1 = 1 THEN t.limit_value ELSE t.ordering_key END
+FROM windlass.gate_entry e
+JOIN windlass.task_gate t ON t.task_id = ANY (ARRAY[e.task_id])
+WHERE e.gate = number
+LIMIT 1
+$$;
+
 -- pass_gates: look at gates: count those out that have left (`left_gates`, a number for each), and let others through.
 -- `leaving` may have to leave yet, unless somebody has reopened them meanwhile.
 -- Locks the gates in order, those of ordering keys first, and waits for them: whoever has one is about to commit. What it
@@ -337,6 +353,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
@@ -349,6 +366,9 @@ DECLARE
     through uuid[];
     emptied bigint[];
     full_in float8[];  -- seconds until the bucket of each is full; NULL: it is, or there is none
+    missing bigint[];
+    present bigint[];
+    nameless bigint[];
     at timestamptz;
     no_older xid8;  -- whatever comes yet is of this transaction or a later one
     has_news boolean := false;
@@ -360,22 +380,36 @@ BEGIN
             ORDER BY 1
         );
         CONTINUE WHEN numbers = '{}';
-        INSERT INTO windlass.gate AS g (gate, type, name)
-        SELECT u.gate, k.type, coalesce(k.name, '')
-        FROM unnest(numbers) AS u (gate)
-        LEFT JOIN LATERAL (
-            SELECT
-                CASE WHEN is_limit = 1 THEN t.limit_type END AS type,
-                CASE WHEN is_limit = 1 THEN t.limit_value ELSE t.ordering_key END AS name
-            FROM windlass.gate_entry e
-            JOIN windlass.task_gate t ON t.task_id = ANY (ARRAY[e.task_id])
-            WHERE e.gate = u.gate
-                -- Where there is a row it has its name.
-                AND NOT EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate]))
-            LIMIT 1
-        ) k ON true
-        ORDER BY u.gate
-        ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false;  -- locked, and not written
+        SELECT array_agg(k.gate) FILTER (WHERE NOT k.is_there), array_agg(k.gate) FILTER (WHERE k.is_there)
+        INTO missing, present
+        FROM (
+            SELECT u.gate, EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate])) AS is_there
+            FROM unnest(numbers) AS u (gate)
+        ) k;
+        WITH made AS (
+            INSERT INTO windlass.gate AS g (gate, type, name)
+            SELECT w.*
+            FROM (
+                -- At one that has none nobody may be: who comes calls again.
+                SELECT u.gate, k.type, k.name
+                FROM unnest(missing) AS u (gate)
+                CROSS JOIN LATERAL windlass.gate_name(u.gate) k
+                UNION ALL
+                SELECT u.gate, NULL, '' FROM unnest(present) AS u (gate)
+            ) w
+            ORDER BY w.gate
+            ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false  -- locked, and not written
+            RETURNING g.gate, g.name
+        )
+        SELECT array_agg(m.gate) INTO nameless FROM made m WHERE m.name = '';
+        IF nameless IS NOT NULL THEN
+            -- Removed by whoever had it before us.
+            UPDATE windlass.gate g
+            SET type = k.type, name = k.name
+            FROM unnest(nameless) AS u (gate)
+            CROSS JOIN LATERAL windlass.gate_name(u.gate) k
+            WHERE g.gate = ANY (ARRAY[u.gate]);
+        END IF;
 
         IF leaving <> '{}' THEN
             WITH gone AS (
@@ -399,15 +433,21 @@ BEGIN
                 -- Beyond all there are: it is of a database that was copied to a server which counts anew.
                 CASE WHEN g.from_x > no_older THEN '0'::xid8 ELSE g.from_x END AS from_x,
                 CASE WHEN g.from_x > no_older THEN -1 ELSE g.from_n END AS from_n
-            FROM windlass.gate g
-            CROSS JOIN LATERAL (
-                SELECT coalesce(left_numbers[array_position(left_gates, g.gate)], 0) AS tasks OFFSET 0
+            FROM (
+                SELECT u.gate, sum(u.tasks)::integer AS tasks
+                FROM (
+                    SELECT n.gate, 0 AS tasks FROM unnest(numbers) AS n (gate)
+                    UNION ALL
+                    SELECT n.gate, n.tasks FROM unnest(left_gates, left_numbers) AS n (gate, tasks)
+                ) u
+                GROUP BY u.gate
             ) l
+            JOIN windlass.gate g ON g.gate = ANY (ARRAY[l.gate])
             CROSS JOIN LATERAL windlass.gate_room(
                 g.gate, g.type, g.name, g.held - l.tasks, g.tokens, g.counted_at, at) r
-            WHERE g.gate = ANY (numbers)
+            WHERE l.gate & 1 = is_limit
         ), first AS MATERIALIZED (
-            SELECT m.gate, t.*
+            SELECT m.*, t.*
             FROM room m
             CROSS JOIN LATERAL (
                 SELECT
@@ -416,12 +456,11 @@ BEGIN
                 FROM (
                     SELECT e.ctid AS place, e.x, e.n
                     FROM windlass.gate_entry e
-                    WHERE e.gate = m.gate AND (e.x, e.n) > (m.from_x, m.from_n) AND NOT e.is_open
+                    WHERE e.gate = m.gate AND (e.x, e.n) > (m.from_x, m.from_n) AND NOT e.is_open AND m.room > 0
                     ORDER BY e.x, e.n
                     LIMIT m.room
                 ) f
             ) t
-            WHERE m.room > 0
         ), mine AS MATERIALIZED (
             SELECT e.ctid AS place, e.gate, e.x, e.n, e.task_id
             FROM windlass.gate_entry e
@@ -432,37 +471,33 @@ BEGIN
             SET is_open = true
             WHERE e.ctid = ANY (ARRAY(SELECT m.place FROM mine m))
         ), taken AS MATERIALIZED (
-            SELECT array_agg(k.gate) AS gates, array_agg(k.tasks) AS tasks
+            -- All that was tried, as a rule: then there is nothing to be put together.
+            SELECT
+                (SELECT count(*) FROM mine) = (SELECT sum(f.tried) FROM first f) AS are_all,
+                array_agg(k.gate) AS gates, array_agg(k.tasks) AS tasks
             FROM (SELECT m.gate, count(*)::integer AS tasks FROM mine m GROUP BY m.gate) k
-        ), firsts AS MATERIALIZED (
-            SELECT array_agg(f.gate) AS gates, array_agg(f.tried) AS tried, array_agg(f.last_x) AS xs, array_agg(f.last_n) AS ns
-            FROM first f
-            WHERE f.tried > 0
         ), counted AS MATERIALIZED (
             SELECT
-                m.*, o.tried, o.last_x, o.last_n, o.tasks,
+                m.*,
                 CASE
-                    WHEN o.tasks < o.tried THEN at + interval '1 second'  -- somebody holds one of them
-                    WHEN o.tasks = m.room AND m.room = 1000 THEN at
+                    WHEN m.tasks < m.tried THEN at + interval '1 second'  -- somebody holds one of them
+                    WHEN m.tasks = m.room AND m.room = 1000 THEN at
                     -- What it let through has to be claimed first, and nobody tells of that.
                     WHEN m.most < 1 AND coalesce(m.slots - m.held > 0, true) THEN at + interval '1 second'
-                    WHEN m.rate IS NOT NULL AND o.tasks = m.room AND coalesce(m.slots - m.held > m.room, true) THEN
+                    WHEN m.rate IS NOT NULL AND m.tasks = m.room AND coalesce(m.slots - m.held > m.room, true) THEN
                         -- What comes within a twentieth of a second is worth one look.
-                        at + (greatest(1, least(m.burst, m.rate / 20)) - (m.tokens - o.tasks)) / m.rate
+                        at + (greatest(1, least(m.burst, m.rate / 20)) - (m.tokens - m.tasks)) / m.rate
                             * interval '1 second'
                 END AS again_at
-            FROM taken t
-            CROSS JOIN firsts f
-            CROSS JOIN room m
-            CROSS JOIN LATERAL (
-                SELECT array_position(f.gates, m.gate) AS first, array_position(t.gates, m.gate) AS mine OFFSET 0
-            ) p
-            CROSS JOIN LATERAL (
-                SELECT
-                    coalesce(f.tried[p.first], 0) AS tried, f.xs[p.first] AS last_x, f.ns[p.first] AS last_n,
-                    coalesce(t.tasks[p.mine], 0) AS tasks
+            FROM (
+                SELECT f.*, CASE
+                    WHEN t.are_all OR f.tried = 0 THEN f.tried
+                    ELSE coalesce(t.tasks[array_position(t.gates, f.gate)], 0)
+                END AS tasks
+                FROM first f
+                CROSS JOIN taken t
                 OFFSET 0
-            ) o
+            ) m
         ), noted AS (
             UPDATE windlass.gate g
             SET held = c.held + c.tasks,
@@ -481,6 +516,8 @@ BEGIN
                 END
             FROM counted c
             WHERE g.gate = ANY (ARRAY[c.gate]) AND (c.tasks > 0 OR c.gone > 0 OR c.again_at IS NOT NULL)
+                -- What is likely to go is not written before.
+                AND NOT (c.held = 0 AND c.tried = 0 AND c.again_at IS NULL AND coalesce(c.tokens >= c.burst, true))
         ), called_again AS (
             INSERT INTO windlass.gate_call (gate, due)
             SELECT c.gate, c.again_at
@@ -507,16 +544,23 @@ BEGIN
 
         IF emptied IS NOT NULL THEN
             -- Where nobody is at it, it goes; but what its bucket lacks is remembered.
-            WITH idle AS MATERIALIZED (
-                SELECT u.gate, u.full_in
+            WITH empty AS MATERIALIZED (
+                SELECT
+                    u.gate, u.full_in,
+                    EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[u.gate])) AS is_used
                 FROM unnest(emptied, full_in) AS u (gate, full_in)
-                WHERE NOT EXISTS (SELECT FROM windlass.gate_entry e WHERE e.gate = ANY (ARRAY[u.gate]))
             ), later AS (
                 INSERT INTO windlass.gate_call (gate, due)
-                SELECT i.gate, at + i.full_in * interval '1 second' FROM idle i WHERE i.full_in IS NOT NULL
+                SELECT m.gate, at + m.full_in * interval '1 second'
+                FROM empty m
+                WHERE NOT m.is_used AND m.full_in IS NOT NULL
+            ), kept AS (
+                UPDATE windlass.gate g
+                SET held = 0
+                WHERE g.gate = ANY (ARRAY(SELECT m.gate FROM empty m WHERE m.is_used)) AND g.held > 0
             )
             DELETE FROM windlass.gate g
-            WHERE g.gate = ANY (ARRAY(SELECT i.gate FROM idle i WHERE i.full_in IS NULL));
+            WHERE g.gate = ANY (ARRAY(SELECT m.gate FROM empty m WHERE NOT m.is_used AND m.full_in IS NULL));
         END IF;
     END LOOP;
     IF has_news THEN
@@ -529,6 +573,7 @@ $$;
 -- the leader's (`all_of_them`): from the beginning of the index all that an old snapshot keeps would be walked over.
 CREATE FUNCTION windlass.answer_calls(max_calls integer, all_of_them boolean) RETURNS integer
 LANGUAGE plpgsql
+SET enable_hashjoin = on
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
@@ -548,12 +593,30 @@ BEGIN
         ORDER BY c.due
         LIMIT max_calls
         FOR UPDATE SKIP LOCKED
+    ), also AS MATERIALIZED (
+        -- Where there are many, those that call the same gates: each is looked at once.
+        SELECT c.ctid AS place, c.gate, c.leaving
+        FROM windlass.gate_call c
+        WHERE (SELECT count(*) FROM due) = max_calls AND c.ctid = ANY (ARRAY(
+            SELECT w.place
+            FROM (
+                SELECT c.ctid AS place, c.gate
+                FROM windlass.gate_call c
+                WHERE c.due <= latest AND c.due > earliest
+                ORDER BY c.due
+                LIMIT 5 * max_calls
+            ) w
+            WHERE w.gate IN (SELECT d.gate FROM due d) AND w.place NOT IN (SELECT d.place FROM due d)
+        ))
+        FOR UPDATE SKIP LOCKED
+    ), taken AS MATERIALIZED (
+        SELECT d.place, d.gate, d.leaving FROM due d UNION ALL SELECT a.place, a.gate, a.leaving FROM also a
     ), gone AS (
-        DELETE FROM windlass.gate_call c USING due d WHERE c.ctid = d.place
+        DELETE FROM windlass.gate_call c USING taken t WHERE c.ctid = t.place
     )
-    SELECT array_agg(d.gate), array_agg(d.leaving) FILTER (WHERE d.leaving IS NOT NULL)
+    SELECT array_agg(t.gate), array_agg(t.leaving) FILTER (WHERE t.leaving IS NOT NULL)
     INTO called, leaving
-    FROM due d;
+    FROM taken t;
     IF called IS NULL THEN
         RETURN 0;
     END IF;
@@ -631,6 +694,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -692,6 +756,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
@@ -797,6 +862,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -838,6 +904,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET plan_cache_mode = force_generic_plan
@@ -1472,6 +1539,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -1507,6 +1575,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -1545,6 +1614,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -1621,6 +1691,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 SET lock_timeout TO '100ms'
 AS $$
@@ -1702,6 +1773,7 @@ SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET jit = off
 AS $$
 DECLARE
@@ -1863,6 +1935,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
@@ -1983,6 +2056,7 @@ LANGUAGE plpgsql
 SET search_path TO 'pg_catalog', 'pg_temp'
 SET enable_hashjoin = off
 SET enable_mergejoin = off
+SET enable_material = off
 SET enable_seqscan = off
 SET enable_bitmapscan = off
 SET jit = off
