@@ -403,12 +403,13 @@ BEGIN
         )
         SELECT array_agg(m.gate) INTO nameless FROM made m WHERE m.name = '';
         IF nameless IS NOT NULL THEN
-            -- Removed by whoever had it before us.
+            -- Removed by whoever had it before us. One that is nobody's yet is left to who comes.
             UPDATE windlass.gate g
             SET type = k.type, name = k.name
             FROM unnest(nameless) AS u (gate)
             CROSS JOIN LATERAL windlass.gate_name(u.gate) k
             WHERE g.gate = ANY (ARRAY[u.gate]);
+            DELETE FROM windlass.gate g WHERE g.gate = ANY (nameless) AND g.type IS NULL AND g.name = '';
         END IF;
 
         IF leaving <> '{}' THEN
