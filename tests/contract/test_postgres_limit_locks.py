@@ -20,12 +20,14 @@ from contract.postgres_sessions import (
     settlements,
 )
 from windlass.model.errors import StoreBusy
-from windlass.model.rule import LaneRule, RuleScope
-from windlass.model.task import Outcome
+from windlass.model.rule import LaneRule, RuleScope, ValueRule
+from windlass.model.task import Answer, Outcome
 from windlass.store.postgres.store import PostgresStore
 
 QUEUE = RuleScope.QUEUE
 TWO = LaneRule(QUEUE, "default", concurrency=2)
+TENANT = {"payload": '{"tenant": "acme"}', "limit_by": '[["tenant", null]]'}
+BLOCKED_BY = "SELECT pid FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
 USUAL = 4999623357813735181  # the lane of a task that says nothing about it
 IN_USE = """
 SELECT
@@ -251,7 +253,7 @@ async def test_what_is_in_use_is_found_at_once_however_many_versions_a_snapshot_
     await store.set_rule(LaneRule(QUEUE, "default", concurrency=1))
     reader = await sessions.begin("repeatable read")
     await reader.connection.fetch("SELECT count(*) FROM windlass.limit_use")
-    await add(store, 300)
+    await add(store, 300)  # as many changes as six rows are for
     for _ in range(300):
         await store.settle(settlements(await claim(store, limit=1), Outcome.COMPLETED))
 
@@ -262,7 +264,37 @@ async def test_what_is_in_use_is_found_at_once_however_many_versions_a_snapshot_
 
     plan = json.loads(rows[0][0])[0]["Plan"]
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= 20
+    # Versions of one row may be pruned, or fit into a page: that it becomes another is what counts.
+    renewed = await sessions.watcher.fetchval("SELECT max(version) FROM windlass.limit_use")
+    assert renewed >= 600 // 51
     await reader.rollback()
+
+
+async def test_a_claim_that_found_nothing_locks_gates_when_it_has_let_go_of_limits(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.set_value_rule(ValueRule("resize", concurrency=5))
+    await store.set_rule(LaneRule(RuleScope.TYPE, "resize", concurrency=10))
+    _, second = await add(store, 2, **TENANT)
+    other = await sessions.open_store()
+    held = await claim(other, limit=1)
+    user = await sessions.begin()
+    late = await add(user.store, **TENANT)
+    canceller = await sessions.begin()
+    await canceller.connection.execute("SELECT windlass.cancel($1)", second)  # which stays ready
+    await sessions.advance(60 * SECOND)
+    await user.commit()
+    pause = await sessions.pause("gate", "UPDATE")
+    settling = await sessions.blocked(store.settle(settlements(held, Outcome.COMPLETED)), by=pause)
+    holder = await sessions.watcher.fetchval(BLOCKED_BY, pause.pid)
+
+    claiming = await sessions.blocked(granted(other), by=holder)
+    await pause.commit()
+
+    assert await settling == [Answer.APPLIED]
+    assert await claiming == []
+    assert await granted(other) == late
+    await canceller.commit()
 
 
 class TestNamed:

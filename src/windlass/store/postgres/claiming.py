@@ -18,6 +18,7 @@ from windlass.store.postgres.parts import PostgresOptions, PostgresParts
 
 LOOK_BEHIND_EVERY = 5.0  # seconds; and never more than a twentieth of the time
 LOOK_AGAIN_AFTER = 0.2
+CALLS_ANSWERED = 500  # of gates, by who found nothing to claim
 
 
 class ClaimVerbs(PostgresParts):
@@ -87,8 +88,11 @@ class ClaimVerbs(PostgresParts):
             claim = Claim(token, report["fence"], claimed, request.alone, kind)
         if lane is not None:
             return ClaimAnswer(claim, report["alone_waiting"], report["due_in"])
+        due_in = report["due_in"]
+        if report["has_calls"] and await self._run.fetchval("answer_calls", CALLS_ANSWERED, True):
+            due_in = 0.0  # perhaps it has let something through
         return ClaimAnswer(
-            claim, report["alone_waiting"], report["due_in"], report["more_in"], report["is_capped"]
+            claim, report["alone_waiting"], due_in, report["more_in"], report["is_capped"]
         )
 
     async def _claim_tasks(

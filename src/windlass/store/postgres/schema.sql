@@ -66,16 +66,30 @@ DECLARE
     latest constant timestamptz := windlass.clock();
     earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
         ELSE latest - interval '10 seconds' END;
+    most_newest constant integer := max_calls / 2;
     called bigint[];
     leaving uuid[];
 BEGIN
-    WITH due AS MATERIALIZED (
+    WITH oldest AS MATERIALIZED (
         SELECT c.ctid AS place, c.gate, c.leaving
         FROM windlass.gate_call c
         WHERE c.due <= latest AND c.due > earliest
         ORDER BY c.due
-        LIMIT max_calls
+        LIMIT max_calls - most_newest
         FOR UPDATE SKIP LOCKED
+    ), newest AS MATERIALIZED (
+        SELECT c.ctid AS place, c.gate, c.leaving
+        FROM windlass.gate_call c
+        WHERE c.due <= latest AND c.due > earliest
+            -- There are more than the oldest.
+            AND (SELECT count(*) FROM oldest) = max_calls - most_newest
+        ORDER BY c.due DESC
+        LIMIT most_newest
+        FOR UPDATE SKIP LOCKED
+    ), due AS MATERIALIZED (
+        SELECT o.place, o.gate, o.leaving FROM oldest o
+        UNION
+        SELECT n.place, n.gate, n.leaving FROM newest n
     ), also AS MATERIALIZED (
         -- Where there are many, those that call the same gates: each is looked at once.
         SELECT c.ctid AS place, c.gate, c.leaving
@@ -1007,7 +1021,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[], at_most integer DEFAULT NULL::integer, other_than text[] DEFAULT NULL::text[]) RETURNS TABLE(type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[], max_attempts smallint[], generations integer[], waited double precision[], fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, cancelled uuid[], reasons text[], more_in double precision, is_capped boolean)
+CREATE FUNCTION windlass.claim_batches(worker uuid, new_token uuid, types text[], queues text[], wanted integer, lease interval, ageing interval, alone boolean, lanes bigint[], from_x bigint[], from_n bigint[], late_x bigint[], at_most integer DEFAULT NULL::integer, other_than text[] DEFAULT NULL::text[]) RETURNS TABLE(type text, queue text, priority smallint, ids uuid[], payloads text[], attempts smallint[], max_attempts smallint[], generations integer[], waited double precision[], fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[], read_to_end boolean[], alone_waiting boolean, due_in double precision, cancelled uuid[], reasons text[], more_in double precision, is_capped boolean, has_calls boolean)
     LANGUAGE plpgsql
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
@@ -1061,7 +1075,6 @@ DECLARE
     place integer;
     named text;
     refill float8;
-    has_calls boolean;
 BEGIN
     IF EXISTS (SELECT FROM windlass.gate_used) THEN
         -- One that reads from the beginning does so here, too.
@@ -1224,7 +1237,7 @@ BEGIN
                 batch.max_attempts, batch.generations, batch.waited,
                 NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
                 NULL::boolean[], NULL::boolean, NULL::float8, NULL::uuid[], NULL::text[], NULL::float8,
-                NULL::boolean;
+                NULL::boolean, NULL::boolean;
         END LOOP;
         all_lanes := all_lanes || head.lane;
         all_x := all_x || end_x;
@@ -1273,22 +1286,24 @@ BEGIN
         WHERE q.task_id = ANY (ids);
     END IF;
 
-    -- Who has nothing to do answers the calls that nobody came to in time.
-    has_calls := taken = 0 AND EXISTS (SELECT FROM windlass.gate_used) AND windlass.answer_calls(500, true) > 0;
     RETURN QUERY SELECT
         NULL::text, NULL::text, NULL::smallint, NULL::uuid[], NULL::text[], NULL::smallint[],
         NULL::smallint[], NULL::integer[], NULL::float8[],
         granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
         -- What is later than two seconds is the leader's: from the beginning of the index every
         -- promoted task that an old snapshot keeps would be walked over.
-        CASE WHEN has_calls THEN 0 ELSE (
+        (
             SELECT date_part('epoch', least(
                 (SELECT min(s.due) FROM windlass.scheduled s WHERE s.due > w.since),
                 (SELECT min(c.due) FROM windlass.gate_call c WHERE c.due > w.since)
             ) - windlass.clock())
             FROM (SELECT windlass.clock() - interval '2 seconds' AS since OFFSET 0) w
-        ) END,
-        cancelled, reasons, more_in, is_capped;
+        ),
+        cancelled, reasons, more_in, is_capped,
+        -- Gates are never locked again once limits are, nor lower ones: the caller answers these by itself.
+        taken = 0 AND EXISTS (SELECT FROM windlass.gate_used) AND EXISTS (
+            SELECT FROM windlass.gate_call c WHERE c.due <= (SELECT windlass.clock() OFFSET 0)
+        );
 END
 $$;
 
@@ -2797,7 +2812,7 @@ BEGIN
         SELECT
         FROM windlass.gate_entry o
         WHERE o.gate = number AND NOT o.is_open AND (entry.x IS NULL OR (o.x, o.n) < (entry.x, entry.n))
-        LIMIT least(1000, rule.slots, rule.tokens)
+        LIMIT greatest(0, least(1000, rule.slots, rule.tokens))
     ) o;
     RETURN CASE WHEN used + before >= rule.slots OR before >= rule.tokens THEN 'blocked' ELSE 'pending' END;
 END

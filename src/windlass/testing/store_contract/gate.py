@@ -78,6 +78,16 @@ class GateSteps(Steps):
 class OrderingKeyRules(GateSteps):
     """Tasks of one key run one at a time, in the order of their enqueue."""
 
+    async def test_one_that_comes_after_very_many_is_looked_at_by_the_next_claim(
+        self, store: Store
+    ) -> None:
+        await self.granted(store)
+        for number in range(1200):
+            await self.add(store, ordering_key=f"key {number}")
+        urgent = await self.add(store, ordering_key="urgent", priority=30)
+
+        assert await self.granted(store, limit=1) == [urgent]
+
     async def test_tasks_of_a_key_are_granted_one_at_a_time_in_their_order(
         self, store: Store
     ) -> None:

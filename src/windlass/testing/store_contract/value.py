@@ -248,6 +248,20 @@ class ValueRateRules(GateSteps):
         assert [task.id for task in claim.tasks] == ids[:2]
         assert again == [ids[2]]
 
+    async def test_what_waits_is_told_though_more_were_let_through_than_the_burst_is_now(
+        self, store: Store
+    ) -> None:
+        await store.set_value_rule(ValueRule("resize", concurrency=5))
+        await self.add_of(store, "acme", 3)
+        await self.sweep(store)
+        await store.set_value_rule(ValueRule("resize", rate=0.001, burst=1.0))
+        (late,) = await self.add_of(store, "acme")
+
+        assert await self.seen(store, late) == [BLOCKED]
+        await self.sweep(store)
+        assert await self.seen(store, late) == [BLOCKED]
+        assert await store.has_work(["resize"], None)
+
     async def test_a_rate_that_is_lifted_holds_nobody_back(self, store: Store) -> None:
         await store.set_value_rule(ValueRule("resize", rate=0.001, burst=1.0))
         ids = await self.add_of(store, "acme", 3)

@@ -230,7 +230,7 @@ BEGIN
         SELECT
         FROM windlass.gate_entry o
         WHERE o.gate = number AND NOT o.is_open AND (entry.x IS NULL OR (o.x, o.n) < (entry.x, entry.n))
-        LIMIT least(1000, rule.slots, rule.tokens)
+        LIMIT greatest(0, least(1000, rule.slots, rule.tokens))
     ) o;
     RETURN CASE WHEN used + before >= rule.slots OR before >= rule.tokens THEN 'blocked' ELSE 'pending' END;
 END
@@ -571,7 +571,9 @@ END
 $$;
 
 -- answer_calls: look at gates that were called; returns how many calls that were. What is older than ten seconds is
--- the leader's (`all_of_them`): from the beginning of the index all that an old snapshot keeps would be walked over.
+-- left to the leader and to who has nothing else to do (`all_of_them`): from the beginning of the index all that an old
+-- snapshot keeps would be walked over. Half of the calls are the newest, so that what comes after very many does not
+-- wait until all those were looked at.
 CREATE FUNCTION windlass.answer_calls(max_calls integer, all_of_them boolean) RETURNS integer
 LANGUAGE plpgsql
 SET enable_hashjoin = on
@@ -584,16 +586,30 @@ DECLARE
     latest constant timestamptz := windlass.clock();
     earliest constant timestamptz := CASE WHEN all_of_them THEN '-infinity'
         ELSE latest - interval '10 seconds' END;
+    most_newest constant integer := max_calls / 2;
     called bigint[];
     leaving uuid[];
 BEGIN
-    WITH due AS MATERIALIZED (
+    WITH oldest AS MATERIALIZED (
         SELECT c.ctid AS place, c.gate, c.leaving
         FROM windlass.gate_call c
         WHERE c.due <= latest AND c.due > earliest
         ORDER BY c.due
-        LIMIT max_calls
+        LIMIT max_calls - most_newest
         FOR UPDATE SKIP LOCKED
+    ), newest AS MATERIALIZED (
+        SELECT c.ctid AS place, c.gate, c.leaving
+        FROM windlass.gate_call c
+        WHERE c.due <= latest AND c.due > earliest
+            -- There are more than the oldest.
+            AND (SELECT count(*) FROM oldest) = max_calls - most_newest
+        ORDER BY c.due DESC
+        LIMIT most_newest
+        FOR UPDATE SKIP LOCKED
+    ), due AS MATERIALIZED (
+        SELECT o.place, o.gate, o.leaving FROM oldest o
+        UNION
+        SELECT n.place, n.gate, n.leaving FROM newest n
     ), also AS MATERIALIZED (
         -- Where there are many, those that call the same gates: each is looked at once.
         SELECT c.ctid AS place, c.gate, c.leaving

@@ -356,7 +356,7 @@ CREATE FUNCTION windlass.claim_batches(
     max_attempts smallint[], generations integer[], waited float8[],
     fence bigint, snapshot text, read_lanes bigint[], last_x bigint[], last_n bigint[],
     read_to_end boolean[], alone_waiting boolean, due_in float8,
-    cancelled uuid[], reasons text[], more_in float8, is_capped boolean
+    cancelled uuid[], reasons text[], more_in float8, is_capped boolean, has_calls boolean
 )
 LANGUAGE plpgsql
 SET enable_hashjoin = off
@@ -411,7 +411,6 @@ DECLARE
     place integer;
     named text;
     refill float8;
-    has_calls boolean;
 BEGIN
     IF EXISTS (SELECT FROM windlass.gate_used) THEN
         -- One that reads from the beginning does so here, too.
@@ -574,7 +573,7 @@ BEGIN
                 batch.max_attempts, batch.generations, batch.waited,
                 NULL::bigint, NULL::text, NULL::bigint[], NULL::bigint[], NULL::bigint[],
                 NULL::boolean[], NULL::boolean, NULL::float8, NULL::uuid[], NULL::text[], NULL::float8,
-                NULL::boolean;
+                NULL::boolean, NULL::boolean;
         END LOOP;
         all_lanes := all_lanes || head.lane;
         all_x := all_x || end_x;
@@ -623,22 +622,24 @@ BEGIN
         WHERE q.task_id = ANY (ids);
     END IF;
 
-    -- Who has nothing to do answers the calls that nobody came to in time.
-    has_calls := taken = 0 AND EXISTS (SELECT FROM windlass.gate_used) AND windlass.answer_calls(500, true) > 0;
     RETURN QUERY SELECT
         NULL::text, NULL::text, NULL::smallint, NULL::uuid[], NULL::text[], NULL::smallint[],
         NULL::smallint[], NULL::integer[], NULL::float8[],
         granted, seen::text, all_lanes, all_x, all_n, all_ends, suspects,
         -- What is later than two seconds is the leader's: from the beginning of the index every
         -- promoted task that an old snapshot keeps would be walked over.
-        CASE WHEN has_calls THEN 0 ELSE (
+        (
             SELECT date_part('epoch', least(
                 (SELECT min(s.due) FROM windlass.scheduled s WHERE s.due > w.since),
                 (SELECT min(c.due) FROM windlass.gate_call c WHERE c.due > w.since)
             ) - windlass.clock())
             FROM (SELECT windlass.clock() - interval '2 seconds' AS since OFFSET 0) w
-        ) END,
-        cancelled, reasons, more_in, is_capped;
+        ),
+        cancelled, reasons, more_in, is_capped,
+        -- Gates are never locked again once limits are, nor lower ones: the caller answers these by itself.
+        taken = 0 AND EXISTS (SELECT FROM windlass.gate_used) AND EXISTS (
+            SELECT FROM windlass.gate_call c WHERE c.due <= (SELECT windlass.clock() OFFSET 0)
+        );
 END
 $$;
 

@@ -5,6 +5,6 @@
 SELECT
     type, queue, priority, ids, payloads, attempts, max_attempts, generations, waited,
     fence, snapshot, read_lanes, last_x, last_n, read_to_end, alone_waiting, due_in,
-    cancelled, reasons, more_in, is_capped,
+    cancelled, reasons, more_in, is_capped, has_calls,
     CASE WHEN ids IS NOT NULL AND EXISTS (SELECT FROM windlass.expiry) THEN windlass.expired_among(ids) END AS expired
 FROM windlass.claim_batches($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
