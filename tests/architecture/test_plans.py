@@ -394,6 +394,39 @@ async def test_a_pulse_reads_the_claims_it_keeps(
     assert max(cost.buffers for cost in costs) < 1000
 
 
+SCHEDULES, SLOTS = 30, 300
+KEPT = """
+INSERT INTO windlass.schedule (
+    name, owner, cron, timezone, task, overlap, catch_up, jitter, registered_at, decided_until, look_at
+)
+SELECT 's' || n, 'shop', '* * * * *', 'UTC', '{}', 'skip', 1, '0', now(), now(), now()
+FROM generate_series(1, $1::integer) AS n
+"""
+WRITTEN = """
+INSERT INTO windlass.slot (schedule, slot_at, state, decided_at, reason)
+SELECT s.name, now() - m * interval '1 minute', 'skipped', now(), 'missed'
+FROM windlass.schedule s, generate_series(1, $1::integer) AS m
+"""
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_slots_are_pruned_by_a_look_at_each_schedule(
+    subject: Subject, analyzed: bool
+) -> None:
+    if not analyzed:
+        await subject.analyze()  # taken for empty tables from here on
+    await subject.connection.execute(KEPT, SCHEDULES)
+    await subject.connection.execute(WRITTEN, SLOTS)
+    if analyzed:
+        await subject.analyze()
+    text = subject.store._sql.statement("prune_slots")
+
+    costs = await measure(subject.connection, text, SLOTS, 10, timedelta(days=7))
+
+    assert max(cost.rows["slot"] for cost in costs) <= 3 * SCHEDULES * SLOTS
+    assert max(cost.buffers for cost in costs) <= 3 * SCHEDULES * SLOTS
+
+
 async def test_tables_analysed_while_they_were_empty_are_not_read_whole(subject: Subject) -> None:
     await work(subject, 1000)
     await subject.analyze()  # taken for tables of one row from here on
