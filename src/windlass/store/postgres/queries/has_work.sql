@@ -20,15 +20,16 @@ SELECT EXISTS (
     JOIN windlass.task t ON t.id = k.task_id AND t.generation = k.generation
     WHERE t.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR t.queue = ANY ($2))
 ) OR EXISTS (
-    -- Somebody is to look whether a gate lets tasks through, now or when it has tokens for more.
+    -- Somebody is to look whether a gate lets tasks through, now or when it has tokens for more. Who is the first of
+    -- an ordering key may have to wait for its time there.
     SELECT
-    FROM windlass.gate_call c
-    JOIN windlass.gate_entry e ON e.gate = c.gate AND NOT e.is_open
+    FROM windlass.gate_entry e
     JOIN windlass.task t ON t.id = e.task_id
-    WHERE t.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR t.queue = ANY ($2))
+    WHERE NOT e.is_open AND e.gate IN (SELECT c.gate FROM windlass.gate_call c)
+        AND t.type = ANY ($1::text[]) AND ($2::text[] IS NULL OR t.queue = ANY ($2))
         AND NOT EXISTS (
             SELECT FROM windlass.queue q WHERE q.name = t.queue AND q.paused_at IS NOT NULL
         )
         AND NOT EXISTS (SELECT FROM windlass.paused_type p WHERE p.type = t.type)
-        AND windlass.gate_status(t.id) <> 'scheduled'
+        AND (e.gate & 1 = 1 OR t.scheduled_for <= (SELECT windlass.clock()))
 )
