@@ -245,6 +245,23 @@ async def test_what_makes_no_sense_is_refused(options: Any, said: str) -> None:
     assert await app.queues.rules() == []
 
 
+async def test_a_change_that_says_nothing_lifts_no_limit() -> None:
+    app = App("memory:")
+    said = "nothing was given to set; options are: concurrency, rate, burst.*None lifts a limit"
+
+    with pytest.raises(ConfigurationError, match=f"queue 'mail': {said}"):
+        await app.queues.change("mail")
+    with pytest.raises(ConfigurationError, match=f"type 'send': {said}"):
+        await app.types.change("send")
+    with pytest.raises(ConfigurationError, match=f"type 'send', value 'acme': {said}"):
+        await app.values.change("send", "acme")
+    with pytest.raises(ConfigurationError, match=f"type 'send', each value: {said}"):
+        await app.values.change_each("send")
+
+    await app.queues.change("mail", concurrency=None)
+    assert [one.rule.name for one in await app.queues.rules()] == ["mail"]
+
+
 def test_a_queue_is_declared_once() -> None:
     app = App("memory:")
     app.queue("mail", concurrency=3)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -26,7 +27,7 @@ from windlass.store.postgres.store import PostgresStore
 
 QUEUE = RuleScope.QUEUE
 TWO = LaneRule(QUEUE, "default", concurrency=2)
-TENANT = {"payload": '{"tenant": "acme"}', "limit_by": '[["tenant", null]]'}
+TENANT: dict[str, Any] = {"payload": '{"tenant": "acme"}', "limit_by": '[["tenant", null]]'}
 BLOCKED_BY = "SELECT pid FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))"
 USUAL = 4999623357813735181  # the lane of a task that says nothing about it
 IN_USE = """

@@ -287,7 +287,7 @@ async def test_a_type_that_cannot_be_one_is_refused(app: App, name: Any) -> None
 async def test_sizes_are_set_and_reset(app: App, rules: Rules) -> None:
     await app.values.change("send", "acme", concurrency=10, rate="5/s", weight=3)
     await app.values.change_each("send", rate=20, burst=7)
-    await app.values.change("send", ("acme", "us"))
+    await app.values.change("send", ("acme", "us"), concurrency=None)
     await app.values.change("other", 7, weight=2)
 
     found = [one.rule for one in await app.values.rules("send")]

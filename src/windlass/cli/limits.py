@@ -30,7 +30,7 @@ def given_options(**typed: str | None) -> dict[str, Any]:
             f"nothing is said of it: give one of {names}; to lift its limits, give none for each it has, "
             "as in --concurrency none; to let what code declares stand again, use reset"
         )
-    return {name: value for name, value in given.items() if value is not None}
+    return given
 
 
 def _read(name: str, text: str) -> int | float | str | None:

@@ -54,6 +54,15 @@ def check_known(what: str, options: Any, known: type[LimitOptions]) -> None:
             )
 
 
+def check_some(what: str, options: Any, known: type[LimitOptions]) -> None:
+    """Raise if nothing is said: that would lift, without a word, whatever limit there is."""
+    if not options:
+        raise ConfigurationError(
+            f"{what}: nothing was given to set; options are: {', '.join(known.__annotations__)}; "
+            "concurrency=None lifts a limit"
+        )
+
+
 def checked_limits(
     what: str, options: LimitOptions
 ) -> tuple[int | None, float | None, float | None]:
@@ -153,6 +162,7 @@ class Queues(_Rules):
 
     async def change(self, name: str, **options: Unpack[QueueOptions]) -> None:
         """Let this stand instead of what `app.queue(...)` declares, until `reset`."""
+        check_some(f"queue '{self._name(name)}'", options, QueueOptions)
         await self._change(lane_rule(self.scope, name, options))
 
     def pause_sync(self, name: str) -> None:
@@ -187,6 +197,7 @@ class Types(_Rules):
 
     async def change(self, name: str, **options: Unpack[LimitOptions]) -> None:
         """Let this stand instead of the limit that the task declares, until `reset`."""
+        check_some(f"type '{self._name(name)}'", options, LimitOptions)
         await self._change(lane_rule(self.scope, name, cast("QueueOptions", options)))
 
     def pause_sync(self, name: str) -> None:

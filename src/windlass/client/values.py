@@ -4,7 +4,13 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar, Unpack
 
-from windlass.client.rules import LimitOptions, check_known, checked_limits, checked_weight
+from windlass.client.rules import (
+    LimitOptions,
+    check_known,
+    check_some,
+    checked_limits,
+    checked_weight,
+)
 from windlass.encoding import decode_json, encode_json
 from windlass.model.errors import ConfigurationError, PayloadError
 from windlass.model.limits import shown
@@ -92,6 +98,7 @@ class Values:
         """Let this stand for a value, a tuple for several arguments, until `reset`."""
         checked_name(RuleScope.TYPE, name)
         rule = value_rule(name, checked_value(name, value), options)
+        check_some(f"type '{name}', value {shown(value)}", options, ValueOptions)
         async with self._access.storing() as store:
             _check_number(name, value, await store.type_defaults(name))
             await store.set_value_rule(rule)
@@ -99,6 +106,7 @@ class Values:
     async def change_each(self, name: str, **options: Unpack[ValueOptions]) -> None:
         """Let this stand for each value without a rule of its own, instead of what code declares."""
         rule = value_rule(name, None, options)
+        check_some(f"type '{name}', each value", options, ValueOptions)
         async with self._access.storing() as store:
             await store.set_value_rule(rule)
 

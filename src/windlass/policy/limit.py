@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from windlass.model.errors import ConfigurationError
 from windlass.model.limits import shown
 
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*([a-z]+)")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*/\s*([0-9]+(?:\.[0-9]+)?)?\s*([a-z]+)")
 _SECONDS = {
     **dict.fromkeys(("s", "sec", "second"), 1.0),
     **dict.fromkeys(("m", "min", "minute"), 60.0),
