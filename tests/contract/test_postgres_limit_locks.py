@@ -180,7 +180,11 @@ async def test_nobody_waits_long_for_who_holds_a_rule(
     await store.set_rule(TWO)
     await store.declare_rules([LaneRule(RuleScope.TYPE, "resize", 2)], types=[])
     await store.pause_type("resize")
+    await store.pause("mail")
+    await store.pause("bulk")
+    await store.resume("bulk")
     user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.queue FOR UPDATE")
     await user.connection.execute("SELECT FROM windlass.lane_rule FOR UPDATE")
     await user.connection.execute("SELECT FROM windlass.paused_type FOR UPDATE")
 
@@ -191,11 +195,14 @@ async def test_nobody_waits_long_for_who_holds_a_rule(
             store.reset_rule(QUEUE, "default"),
             store.declare_rules([LaneRule(RuleScope.TYPE, "resize", 3)], types=[]),
             store.resume_type("resize"),
+            store.resume("mail"),
+            store.pause("bulk"),
             return_exceptions=True,
         )
 
     await user.rollback()
-    assert [type(answer) for answer in answers] == 4 * [StoreBusy]
+    assert [type(answer) for answer in answers] == 6 * [StoreBusy]
+    assert "queue 'mail' is held by a transaction that has not ended" in str(answers[4])
 
 
 async def test_a_worker_that_starts_waits_for_no_rule_that_is_as_it_declares(

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from windlass.model.errors import StoreBusy, TaskNotFound, WrongState
 from windlass.model.task import Buried, CancelAnswer, Change, WorkerOrder
-from windlass.store.postgres.parts import PostgresParts
+from windlass.store.postgres.parts import PostgresParts, named_if_held
 
 LOOKS = 10_000  # waiting tasks that one statement passes over
 
@@ -75,10 +75,12 @@ class OperateVerbs(PostgresParts):
         return bool(await self._run.fetchval("allow_retries", type))
 
     async def pause(self, queue: str) -> None:
-        await self._run.execute("pause_queue", queue)
+        with named_if_held(f"queue '{queue}'"):
+            await self._run.execute("pause_queue", queue)
 
     async def resume(self, queue: str) -> bool:
-        return bool(await self._run.fetchval("resume_queue", queue))
+        with named_if_held(f"queue '{queue}'"):
+            return bool(await self._run.fetchval("resume_queue", queue))
 
     async def order_workers(
         self, worker_ids: Sequence[UUID], order: WorkerOrder

@@ -1,9 +1,12 @@
 """What all parts of the PostgreSQL adapter share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from windlass.model.errors import StoreBusy
 from windlass.model.task import Retention
 from windlass.store.postgres.dial import Revive, Route
 from windlass.store.postgres.history import History
@@ -40,6 +43,17 @@ class PostgresParts:
         self._run = Statements(self._sql, options.url)
         self._handlers = Statements(self._sql, options.url)  # those of handlers' transactions
         self._history = History(self._sql, self._run, options.retention)
+
+
+@contextmanager
+def named_if_held(what: str) -> Iterator[None]:
+    """Name what somebody's transaction holds, where one waits for no longer."""
+    try:
+        yield
+    except StoreBusy as error:
+        raise StoreBusy(
+            f"{what} is held by a transaction that has not ended, and was left as it is; try again when it has"
+        ) from error
 
 
 def used(column: list[Any]) -> list[Any] | None:

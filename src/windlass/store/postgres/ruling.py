@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from windlass.model.rule import LaneRule, RuleRecord, RuleScope, ValueRecord, ValueRule
-from windlass.store.postgres.parts import PostgresParts
+from windlass.store.postgres.parts import PostgresParts, named_if_held
 
 
 class RuleVerbs(PostgresParts):
@@ -21,10 +21,12 @@ class RuleVerbs(PostgresParts):
 
     async def set_value_rule(self, rule: ValueRule) -> None:
         size = (rule.concurrency, rule.rate, rule.burst, rule.weight)
-        await self._run.execute("set_value_rule", rule.type, rule.value, *size)
+        with named_if_held(f"the limit by value of type '{rule.type}'"):
+            await self._run.execute("set_value_rule", rule.type, rule.value, *size)
 
     async def reset_value_rule(self, type: str, value: str | None) -> bool:  # noqa: A002 - as everywhere
-        return bool(await self._run.fetchval("reset_value_rule", type, value))
+        with named_if_held(f"the limit by value of type '{type}'"):
+            return bool(await self._run.fetchval("reset_value_rule", type, value))
 
     async def value_rules(self, type: str | None = None) -> list[ValueRecord]:  # noqa: A002
         return [
@@ -33,10 +35,12 @@ class RuleVerbs(PostgresParts):
         ]
 
     async def set_rule(self, rule: LaneRule) -> None:
-        await self._run.execute("set_rule", *_values(rule))
+        with named_if_held(f"what is said of {rule.scope} '{rule.name}'"):
+            await self._run.execute("set_rule", *_values(rule))
 
     async def reset_rule(self, scope: RuleScope, name: str) -> bool:
-        return bool(await self._run.fetchval("reset_rule", scope, name))
+        with named_if_held(f"what is said of {scope} '{name}'"):
+            return bool(await self._run.fetchval("reset_rule", scope, name))
 
     async def rules(self) -> list[RuleRecord]:
         return [
@@ -45,10 +49,12 @@ class RuleVerbs(PostgresParts):
         ]
 
     async def pause_type(self, type: str) -> None:  # noqa: A002 - as everywhere
-        await self._run.execute("pause_type", type)
+        with named_if_held(f"type '{type}'"):
+            await self._run.execute("pause_type", type)
 
     async def resume_type(self, type: str) -> bool:  # noqa: A002
-        return bool(await self._run.fetchval("resume_type", type))
+        with named_if_held(f"type '{type}'"):
+            return bool(await self._run.fetchval("resume_type", type))
 
 
 def _columns(number: int, rows: Sequence[tuple[object, ...]]) -> list[list[object]]:
