@@ -321,6 +321,23 @@ class TestCommands:
         assert reset.output.startswith("queue 'mail': 0 of 50 at once")
         assert again.output.startswith("nothing was set by hand; queue 'mail'")
 
+    @pytest.mark.parametrize(
+        ("typed", "said"),
+        [
+            (("queues", "pause", "mial"), "no registered type has the queue 'mial'"),
+            (("queues", "limit", "mial", "--rate", "1/s"), "no worker serves it by name"),
+            (("types", "limit", "sned", "--rate", "1/s"), "has ever registered the type 'sned'"),
+        ],
+    )
+    def test_a_name_that_nobody_knows_is_taken_and_told(
+        self, windlass: Callable[..., Result], typed: tuple[str, ...], said: str
+    ) -> None:
+        windlass("migrate", "limiting:app")
+
+        assert said in windlass(*typed).stderr
+        known = [{"mial": "mail", "sned": "send"}.get(word, word) for word in typed]
+        assert windlass(*known).stderr == ""
+
     def test_a_limit_of_a_type_is_lifted(self, windlass: Callable[..., Result]) -> None:
         windlass("migrate", "limiting:app")
 

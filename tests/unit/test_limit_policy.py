@@ -31,7 +31,20 @@ def test_a_rate_is_read(text: Any, rate: float) -> None:
 @pytest.mark.parametrize(
     "given_rate",
     [
-        *["", "10", "10/", "/s", "ten/s", "10/y", "-1/s", "0/s", "1/0s", "1e9/s", "10000000000/s", "٣/s"],
+        *[
+            "",
+            "10",
+            "10/",
+            "/s",
+            "ten/s",
+            "10/y",
+            "-1/s",
+            "0/s",
+            "1/0s",
+            "1e9/s",
+            "10000000000/s",
+            "٣/s",
+        ],
         *[0, -1, True, float("nan"), float("inf"), None, [], 10**400],
     ],
     ids=lambda one: str(one)[:20],

@@ -71,7 +71,14 @@ def list_queues(application: str | None, as_json: bool) -> None:
 @click.argument("name")
 def pause_queue(application: str | None, name: str) -> None:
     """Grant no more tasks of a queue; what runs goes on."""
-    run(_pause(load_lasting_app(application), checked_name("queue", name)))
+    checked_name("queue", name)
+
+    async def pause(app: App) -> bool:
+        async with app:
+            await app.queues.pause(name)
+            return await _is_known(app, name)
+
+    _warn_unless(run(pause(load_lasting_app(application))), name)
     click.echo(legible(f"queue '{name}' is paused; what runs goes on"))
 
 
@@ -92,7 +99,14 @@ def resume_queue(application: str | None, name: str) -> None:
 def limit_queue(application: str | None, name: str, **typed: str | None) -> None:
     """Limit the tasks of a queue, instead of what code declares; none lifts a limit."""
     rule = lane_rule(RuleScope.QUEUE, name, cast("QueueOptions", given_options(**typed)))
-    click.echo(legible(run(change_rule(load_lasting_app(application), rule))))
+
+    async def limit(app: App) -> tuple[str, bool]:
+        async with app:
+            return await change_rule(app, rule), await _is_known(app, name)
+
+    said, is_known = run(limit(load_lasting_app(application)))
+    _warn_unless(is_known, name)
+    click.echo(legible(said))
 
 
 @queues.command("reset")
@@ -105,9 +119,20 @@ def reset_queue(application: str | None, name: str) -> None:
     click.echo(legible(said))
 
 
-async def _pause(app: App, name: str) -> None:
-    async with app:
-        await (await app.store()).pause(name)
+async def _is_known(app: App, name: str) -> bool:
+    """Whether tasks go to a queue unless they say otherwise, or a worker names it; no task is counted for that."""
+    store = await app.store()
+    if name in {"default", *(record.queue for record in await store.types())}:
+        return True
+    return any(name in (worker.queues or ()) for worker in await store.workers())
+
+
+def _warn_unless(is_known: bool, name: str) -> None:
+    if not is_known:
+        said = (
+            f"windlass: no registered type has the queue '{name}', and no worker serves it by name"
+        )
+        click.echo(legible(said), err=True)
 
 
 async def _resume(app: App, name: str) -> str:

@@ -152,7 +152,14 @@ def limit_type(
             "windlass queues limit for the weight of a queue"
         )
     rule = lane_rule(RuleScope.TYPE, name, cast("QueueOptions", given_options(**typed)))
-    click.echo(legible(run(change_rule(load_lasting_app(application), rule))))
+
+    async def limit(app: App) -> tuple[str, bool]:
+        async with app:
+            return await change_rule(app, rule), await _is_registered(app, name)
+
+    said, is_known = run(limit(load_lasting_app(application)))
+    _warn_unless(is_known, name)
+    click.echo(legible(said))
 
 
 @types.command("reset")
