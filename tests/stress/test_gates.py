@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from chaos.fleet import Fleet
-from stress.gated_app import CONCURRENCY, SECONDS, app, nap, step
+from stress.gated_app import CONCURRENCY, SECONDS, app, both, nap, one, step
 
 WORKERS = 8
 TENANTS = 6
@@ -144,4 +144,70 @@ async def test_a_hundred_thousand_keys_keep_their_order_through_retries_and_kill
     print(f"\n{STEPS} tasks of {KEYS} keys in {seconds:.0f} s")
     firsts, overtaken = await connection.fetchrow(OVERTAKEN)
     assert (firsts, overtaken) == (KEYS, 0)
+    await connection.close()
+
+
+HELD_BY_TYPE = """
+SELECT h.type, max(h.tasks), sum(h.tasks)
+FROM (
+    SELECT t.type, g.limit_gate, count(*) AS tasks
+    FROM windlass.claim_task b
+    CROSS JOIN LATERAL unnest(b.task_ids, b.generations) AS u (task_id, generation)
+    JOIN windlass.task t ON t.id = u.task_id AND t.generation = u.generation
+    JOIN windlass.task_gate g ON g.task_id = t.id
+    GROUP BY t.type, g.limit_gate
+) h
+GROUP BY h.type
+"""
+DEADLOCKS = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+COMING_FOR = 15.0  # seconds
+
+
+async def enqueue(chance: random.Random) -> int:
+    """Add a few tasks at a time, so that gates are removed as others come to them."""
+    number = 0
+    until = time.monotonic() + COMING_FOR
+    while time.monotonic() < until:
+        task = chance.choice([one, both])
+        await app.enqueue_many(task.call(chance.randrange(4)) for _ in range(3))
+        number += 3
+        await asyncio.sleep(chance.random() * 0.03)  # the pace of the tasks
+    return number
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+async def test_limits_by_value_hold_while_gates_come_and_go(
+    database_url: str, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    connection = await asyncpg.connect(database_url)
+    most = {"one": 0, "both": 0}
+    with app.kept_at(database_url):
+        await app.queues.rules()  # a call opens the app, and so migrates
+        fleet = Fleet(database_url, tmp_path, "stress.gated_app:app", 3)
+        try:
+            coming = [
+                asyncio.create_task(enqueue(random.Random(seed + place))) for place in range(3)
+            ]
+            while not all(task.done() for task in coming):
+                for of, at_once, in_all in await connection.fetch(HELD_BY_TYPE):
+                    most[of] = max(most[of], at_once)
+                    assert at_once <= {"one": 1, "both": 2}[of], f"seed {seed}"
+                    assert of == "one" or in_all <= 8, f"seed {seed}"
+                await asyncio.sleep(0.002)  # the pace of the samples
+            number = sum(task.result() for task in coming)
+            async with asyncio.timeout(30):
+                while await connection.fetchval("SELECT count(*) FROM windlass.task"):
+                    await asyncio.sleep(0.05)
+            codes = await asyncio.to_thread(fleet.terminate)
+        finally:
+            fleet.end()
+            await app.close()
+
+    assert codes == [0, 0, 0]
+    assert most == {"one": 1, "both": 2}
+    assert await connection.fetchval("SELECT count(*) FROM windlass.history") == number
+    assert await connection.fetchval(DEADLOCKS) == 0
+    print(f"\nseed {seed}: {number} tasks")
     await connection.close()
