@@ -47,7 +47,7 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """The gate at which a task waits."""
+    """A gate at which a task waits, or will."""
 
     type: str | None  # None: that of an ordering key
     name: str  # that key, or the value
@@ -103,4 +103,5 @@ class Situation:
     lanes: tuple[LaneState, ...] = ()  # most urgent first
     suspects: Suspects | None = None
     ahead: Ahead = Ahead()
-    gate: GateState | None = None
+    gate: GateState | None = None  # at which it waits
+    next_gate: GateState | None = None  # that of its value, if it has to pass something else before

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import NamedTuple, assert_never
 
 from windlass.model.explanation import (
@@ -32,7 +32,7 @@ from windlass.model.explanation import (
     WorkersBusy,
 )
 from windlass.model.rule import RuleScope
-from windlass.model.situation import COUNTED, LATELY, Ahead, LimitState, Situation
+from windlass.model.situation import COUNTED, LATELY, Ahead, GateState, LimitState, Situation
 from windlass.model.task import (
     ALONE_IS_AN_OUTAGE_ABOVE,
     ENDS,
@@ -121,7 +121,7 @@ def _reasons(situation: Situation) -> Iterator[Reason]:
     if situation.lease_until is not None:
         yield from _held(situation)
         return
-    if record.status is TaskState.SCHEDULED:
+    if record.status is TaskState.SCHEDULED or _is_early(situation):
         yield _waiting(situation)
     if situation.queue_paused_at is not None:
         yield QueuePaused(record.queue, situation.queue_paused_at)
@@ -153,14 +153,23 @@ def _held(situation: Situation) -> Iterator[Reason]:
         yield CancellationAsked(situation.cancel_reason)
 
 
+def _is_early(situation: Situation) -> bool:
+    """Whether it has to wait for its time as well, once it has passed its ordering key."""
+    gate = situation.gate
+    is_in_line = gate is not None and gate.type is None
+    return is_in_line and situation.record.scheduled_for > situation.now
+
+
 def _waiting(situation: Situation) -> WaitsForTime:
     record = situation.record
     last = record.errors[-1] if record.errors else None
     cause, error = Cause.ASKED, None
+    # What is still in line for its ordering key has not begun since somebody asked for it.
+    is_back = situation.gate is None
     # A failure is kept with the generation that failed, and what comes back is of the next one.
-    if last is not None and last.get("generation") == record.generation - 1:
+    if is_back and last is not None and last.get("generation") == record.generation - 1:
         cause, error = Cause.RETRY, record.last_error
-    elif situation.put_off is not None:
+    elif is_back and situation.put_off is not None:
         cause = Cause.PUT_OFF
     open_ones = {
         f"{name} ({state})"
@@ -246,11 +255,15 @@ def _limited(situation: Situation) -> Iterator[Reason]:
 
 def _gated(situation: Situation) -> Iterator[Reason]:
     gate = situation.gate
-    if gate is None:
-        return
-    if gate.has_room:
+    if gate is not None and gate.has_room:
         yield GateCalled()
-    elif gate.type is None:
+    for one in (gate, situation.next_gate):
+        if one is not None and not one.has_room:
+            yield from _closed(one, situation.now)
+
+
+def _closed(gate: GateState, now: datetime) -> Iterator[Reason]:
+    if gate.type is None:
         yield KeyHeld(gate.name, gate.first, next(iter(gate.holders), None))
     else:
         if gate.slots is not None and gate.used + gate.first >= gate.slots:
@@ -259,7 +272,7 @@ def _gated(situation: Situation) -> Iterator[Reason]:
             )
         if gate.rate and gate.tokens is not None and math.floor(gate.tokens + 1e-6) <= gate.first:
             wait = timedelta(seconds=(gate.first + 1 - gate.tokens) / gate.rate)
-            until = situation.now + wait
+            until = now + wait
             yield ValueRateLimited(gate.type, gate.name, gate.rate, until, gate.first)
 
 

@@ -53,6 +53,7 @@ class ExplainVerbs(RuledTables):
             if (lane.kind is LaneKind.ALONE) is is_suspect
         ]
         is_ready = task.status is TaskState.PENDING
+        gate, next_gate = self._next_gates(task, now)
         return Situation(
             now=now,
             record=record,
@@ -75,24 +76,29 @@ class ExplainVerbs(RuledTables):
             ),
             suspects=self._suspects(lanes) if is_suspect else None,
             ahead=self._ahead(task, record, workers, limits, ageing) if is_ready else Ahead(),
-            gate=self._gate(task, now) if task.status is TaskState.BLOCKED else None,
+            gate=gate,
+            next_gate=next_gate,
         )
 
-    def _gate(self, task: TaskEntry, now: datetime) -> GateState:
-        holders = [self._tasks[task_id] for task_id in self._gates.holders_before(task)]
-        told = [(one, self._seen(one)) for one in holders]
-        return replace(
-            self._gates.state_of(task, now),
-            holders=tuple(
-                GateHolder(
-                    one.asked.id,
-                    status,
-                    one.worker_id,
-                    one.scheduled_for if status is TaskState.SCHEDULED else None,
-                )
-                for one, status in told
-            ),
-        )
+    def _next_gates(
+        self, task: TaskEntry, now: datetime
+    ) -> tuple[GateState | None, GateState | None]:
+        """The one at which it waits, and the one to which it comes then."""
+        if task.status not in (TaskState.BLOCKED, TaskState.SCHEDULED):
+            return None, None
+        found = [
+            replace(state, holders=tuple(map(self._gate_holder, holders)))
+            for state, holders in self._gates.states_of(task, now)
+        ]
+        if task.status is TaskState.SCHEDULED:
+            return None, next(iter(found), None)
+        return found[0], next(iter(found[1:]), None)
+
+    def _gate_holder(self, task_id: UUID) -> GateHolder:
+        task = self._tasks[task_id]
+        status = self._seen(task)
+        until = task.scheduled_for if status is TaskState.SCHEDULED else None
+        return GateHolder(task_id, status, task.worker_id, until)
 
     def _all_lanes(self) -> Iterable[LaneKey]:
         return self._lanes([lane.type for lane in self._ready], None)

@@ -198,23 +198,33 @@ class Gates:
         is_full = any(len(self._at(key).line) >= self._room(key, now) for key in rest)
         return TaskState.BLOCKED if is_full else TaskState.PENDING
 
-    def state_of(self, task: TaskEntry, now: datetime) -> GateState:
-        """The gate at which a task waits, for those who explain it."""
-        key = self._waits_at(task)
+    def states_of(self, task: TaskEntry, now: datetime) -> list[tuple[GateState, list[UUID]]]:
+        """The gate at which a task waits and the next one, with some whom each has let through."""
+        is_waiting = task.status is TaskState.BLOCKED
+        first = task.gates.index(self._waits_at(task)) if is_waiting else 0
+        return [
+            (self._state_of(key, task, now), self._holders(key))
+            for key in task.gates[first:]
+            # What waits for its time has passed its ordering key, and leaves its value.
+            if is_waiting or not key.is_order
+        ]
+
+    def _state_of(self, key: GateKey, task: TaskEntry, now: datetime) -> GateState:
         gate, rate, slots = self._at(key), self._rate(key), self._slots(key)
+        line = list(gate.line)
         return GateState(
             type=key.type,
             name=key.value,
             slots=None if slots == sys.maxsize else slots,
             used=len(gate.passed) - len(gate.leaving),
-            first=min(COUNTED, list(gate.line).index(task.asked.id)),
+            # Where it has not come yet it would be the last.
+            first=min(COUNTED, line.index(task.asked.id) if task.asked.id in line else len(line)),
             rate=None if rate is None else rate[0],
             tokens=None if rate is None else self._bucket(key, rate, now).tokens,
         )
 
-    def holders_before(self, task: TaskEntry) -> list[UUID]:
-        """Some of those that it has let through."""
-        gate = self._at(self._waits_at(task))
+    def _holders(self, key: GateKey) -> list[UUID]:
+        gate = self._at(key)
         return list(islice((one for one in gate.passed if one not in gate.leaving), HOLDERS))
 
     def looked_at(self) -> Iterable[TaskEntry]:

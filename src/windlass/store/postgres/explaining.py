@@ -79,8 +79,8 @@ class Looks:
             found,
             workers=tuple(worker_record(worker) for worker in workers),
             limits=tuple(await self._limits(found)),
-            gate=await self._gate(task_id, found),
         )
+        found = await self._with_gates(task_id, found)
         is_suspect = found.recoveries >= RECOVERIES_BEFORE_ALONE
         if is_suspect or any(limit.key in own_limits(record) for limit in found.limits):
             found = await self._with_lanes(found, row["lane"], is_suspect=is_suspect)
@@ -88,11 +88,12 @@ class Looks:
             return found
         return replace(found, ahead=await self._ahead(found, row))
 
-    async def _gate(self, task_id: UUID, found: Situation) -> GateState | None:
-        rows = await self._fetch("explain_gate", task_id, found.now, COUNTED)
-        if not rows:
-            return None
-        (row,) = rows
+    async def _with_gates(self, task_id: UUID, found: Situation) -> Situation:
+        rows = await self._fetch("explain_gates", task_id, found.now, COUNTED)
+        gates = {row["is_next"]: await self._gate(row) for row in rows}
+        return replace(found, gate=gates.get(False), next_gate=gates.get(True))
+
+    async def _gate(self, row: asyncpg.Record) -> GateState:
         holders = [
             GateHolder(holder, TaskState(status), worker_id, until)
             for holder, status, worker_id, until in await self._fetch(

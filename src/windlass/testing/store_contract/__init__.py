@@ -21,6 +21,7 @@ from windlass.testing.store_contract.dead import (
 from windlass.testing.store_contract.enqueue import EnqueueRules
 from windlass.testing.store_contract.expire import ExpireRules
 from windlass.testing.store_contract.explain import ExplainRules
+from windlass.testing.store_contract.explain_gate import ExplainGateRules
 from windlass.testing.store_contract.fail import CallbackRules, RetryLimitRules
 from windlass.testing.store_contract.gate import (
     GateRules,
@@ -80,6 +81,7 @@ class StoreContract(
     ReadRules,
     HasWorkRules,
     ExplainRules,
+    ExplainGateRules,
     WakeRules,
     BesideRules,
     BreakerRules,

@@ -47,8 +47,8 @@ from windlass.testing.store_contract.steps import (
 R = TypeVar("R")
 
 
-class ExplainRules(Steps):
-    """Why a task is not running."""
+class ExplainSteps(Steps):
+    """The words of these rules."""
 
     async def explain(self, store: Store, task_id: UUID) -> Explanation:
         return explained(await store.situation(task_id, ageing=AGEING))
@@ -63,6 +63,10 @@ class ExplainRules(Steps):
         told: dict[str, Any] = {"capacity": 10, "types": ("resize",), "queues": None} | said
         info = WorkerInfo(id=worker_id, host="a.example", pid=7, version="0.1.0", **told)
         await store.register(info, lease=LEASE)
+
+
+class ExplainRules(ExplainSteps):
+    """Why a task is not running."""
 
     async def test_an_unknown_task_is_not_found(self, store: Store) -> None:
         with pytest.raises(TaskNotFound):
