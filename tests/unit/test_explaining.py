@@ -34,7 +34,15 @@ from windlass.model.explanation import (
     WorkersBusy,
 )
 from windlass.model.rule import LaneRule, RuleScope
-from windlass.model.situation import COUNTED, Ahead, LaneState, LimitState, Situation, Suspects
+from windlass.model.situation import (
+    COUNTED,
+    Ahead,
+    GateState,
+    LaneState,
+    LimitState,
+    Situation,
+    Suspects,
+)
 from windlass.model.task import TaskRecord, TaskState, WorkerRecord
 from windlass.policy.explaining import competing, explained, is_in_the_way
 
@@ -93,6 +101,14 @@ SAID: list[tuple[Reason, bool, str]] = [
     (KeyHeld("k", 2, DEAD_HOLDER), True, "until it is retried, replayed or discarded; 2 others"),
     (KeyHeld("k", 2), True, "is held by the first of 2 that came before it"),
     (ValueLimitReached("send", "acme", 3, 3, 1, (GATE_HOLDER,)), True, "3 of 3 tasks of 'acme'"),
+    (LimitReached(TYPE, "send", 3, 1, 9, or_more=True), True, "come first (more than 9)"),
+    (RateLimited(TYPE, "send", 0.5, NOON, 2), True, "12:00:00.000 UTC, 2 others first"),
+    (RateLimited(TYPE, "send", 0.5, NOON, 9, or_more=True), True, "UTC, and later: more than 9"),
+    (KeyHeld("k", 9, or_more=True), True, "the first of more than 9 that came before it"),
+    (KeyHeld("k", 9, GATE_HOLDER, or_more=True), True, "; more than 9 others come first"),
+    (ValueLimitReached("send", "acme", 3, 3, 1, or_more=True), True, "more than 1 others come"),
+    (ValueRateLimited("send", "acme", 0.5, NOON, 9, or_more=True), True, "and later: more than 9"),
+    (RunsAlone(2, 9, is_next=False, or_more=True), True, "more than 9 others like it come first"),
     (ValueRateLimited("send", "acme", 0.5, NOON, 0), True, "not before 2026-11-18 12:00:00.000"),
     (GateCalled(), False, "it is let through by the next worker or leader that looks"),
     (RunsAlone(2, 0, is_next=True), False, "it was recovered from 2 lost workers"),
@@ -168,6 +184,74 @@ def test_no_more_are_counted_than_can_be() -> None:
     (reason,) = explained(replace(READY, ahead=Ahead(in_lane=COUNTED + 1))).reasons
 
     assert reason == Behind(COUNTED, or_more=True)
+
+
+@pytest.mark.parametrize("kind", [LimitReached, RateLimited])
+@pytest.mark.parametrize("in_lane", [COUNTED, COUNTED + 1])
+def test_a_limit_says_whether_all_that_come_first_were_counted(
+    kind: type[LimitReached | RateLimited], in_lane: int
+) -> None:
+    rule = LaneRule(QUEUE, "mail", concurrency=5, rate=10.0, burst=5.0)
+    state = LimitState(rule, room=5, used=0, tokens=5.0)
+    lane = LaneState("mail", "send", COUNTED, is_own=True)
+    situation = replace(READY, limits=(state,), lanes=(lane,), ahead=Ahead(in_lane=in_lane))
+
+    (reason,) = [one for one in explained(situation).reasons if isinstance(one, kind)]
+
+    assert (reason.first, reason.or_more) == (COUNTED, in_lane > COUNTED)
+    if isinstance(reason, RateLimited):
+        assert reason.until == NOON + (COUNTED + 1 - 5) / 10 * SECOND
+
+
+def test_a_lane_that_was_not_counted_to_its_end_leaves_open_how_many_come_first() -> None:
+    before = LaneState("mail", "call", 50, or_more=True)
+    lanes = (before, LaneState("mail", "send", 1, is_own=True))
+    situation = replace(READY, limits=(limit(QUEUE, "mail", 20),), lanes=lanes)
+    suspect = replace(situation, recoveries=2, suspects=Suspects(100, 2), limits=())
+
+    (reached,) = explained(situation).reasons
+    (alone,) = explained(suspect).reasons
+
+    assert isinstance(reached, LimitReached)
+    assert isinstance(alone, RunsAlone)
+    assert (reached.or_more, alone.first, alone.or_more) == (True, 50, True)
+
+
+@pytest.mark.parametrize("first", [COUNTED, COUNTED + 1])
+def test_a_gate_says_whether_all_that_come_first_were_counted(first: int) -> None:
+    record = replace(RECORD, status=TaskState.BLOCKED)
+    key = GateState(None, "k", 1, 1, first)
+    value = GateState("send", "acme", 3, 3, first, rate=10.0, tokens=0.0)
+    situation = replace(READY, record=record, gate=key, next_gate=value)
+
+    held, reached, limited = explained(situation).reasons
+
+    assert isinstance(held, KeyHeld)
+    assert isinstance(reached, ValueLimitReached)
+    assert isinstance(limited, ValueRateLimited)
+    said = {(one.first, one.or_more) for one in (held, reached, limited)}
+    assert said == {(COUNTED, first > COUNTED)}
+    assert limited.until == NOON + (COUNTED + 1) / 10 * SECOND
+
+
+def test_what_is_left_of_a_value_goes_to_those_that_come_first() -> None:
+    record = replace(RECORD, status=TaskState.BLOCKED)
+    gate = GateState("send", "acme", 3, used=1, first=1)
+
+    (open_one,) = explained(replace(READY, record=record, gate=gate)).reasons
+    (closed,) = explained(replace(READY, record=record, gate=replace(gate, first=2))).reasons
+
+    assert open_one == GateCalled()
+    assert closed == ValueLimitReached("send", "acme", 3, 1, 2)
+
+
+def test_the_rate_of_a_value_says_when_there_is_a_token_for_it() -> None:
+    record = replace(RECORD, status=TaskState.BLOCKED)
+    gate = GateState("send", "acme", None, used=0, first=2, rate=0.5, tokens=0.5)
+
+    (reason,) = explained(replace(READY, record=record, gate=gate)).reasons
+
+    assert reason == ValueRateLimited("send", "acme", 0.5, NOON + 5 * SECOND, 2)
 
 
 def test_the_rate_is_that_of_the_time_in_which_tasks_completed() -> None:

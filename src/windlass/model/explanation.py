@@ -173,11 +173,13 @@ class LimitReached:
     used: int
     first: int  # waiting tasks that take what is left before it
     holders: tuple[Holder, ...] = ()  # some of them, the oldest claims first
+    or_more: bool = False  # not all that come first were counted
 
     def __str__(self) -> str:
         said = f"{self.scope} '{self.name}' has {self.used} of {self.concurrency} tasks at once"
         if self.used < self.concurrency:
-            said += f", and what is left goes to others that come first ({self.first})"
+            first = _number(self.first, or_more=self.or_more)
+            said += f", and what is left goes to others that come first ({first})"
         if self.holders:
             held = [f"{one.task_id} on worker {one.worker_id}" for one in self.holders]
             said += f"; held by {_listed(held)}"
@@ -195,12 +197,12 @@ class RateLimited:
     rate: float  # tasks in a second
     until: datetime  # when there are tokens for it, if nobody else comes
     first: int  # waiting tasks that take tokens before it
+    or_more: bool = False  # not all of them were counted: it is later
 
     def __str__(self) -> str:
-        others = f", {self.first} others first" if self.first else ""
         return (
             f"{self.scope} '{self.name}' may begin {self.rate:g} tasks in a second: "
-            f"not before {_time(self.until, milliseconds=True)}{others}"
+            f"{_earliest(self.until, self.first, or_more=self.or_more)}"
         )
 
 
@@ -212,15 +214,18 @@ class KeyHeld:
     ordering_key: str
     first: int  # waiting tasks of this key that come before it
     holder: GateHolder | None = None
+    or_more: bool = False  # not all that come before it were counted
 
     def __str__(self) -> str:
         said = f"ordering key '{self.ordering_key}' is held by "
         if self.holder is None:
-            return f"{said}the first of {self.first} that came before it"
+            first = _number(self.first, or_more=self.or_more)
+            return f"{said}the first of {first} that came before it"
         said += str(self.holder)
         if self.holder.status in (TaskState.FAILED, TaskState.DEAD):
             said += ", which keeps it until it is retried, replayed or discarded"
-        return f"{said}; {_others(self.first)} first" if self.first else said
+        others = _others(self.first, or_more=self.or_more)
+        return f"{said}; {others} first" if self.first else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +239,12 @@ class ValueLimitReached:
     used: int
     first: int  # waiting tasks of this value that come before it
     holders: tuple[GateHolder, ...] = ()  # some of them
+    or_more: bool = False  # not all that come before it were counted
 
     def __str__(self) -> str:
         said = f"type '{self.type}' has {self.used} of {self.slots} tasks of '{self.value}' at once"
         if self.first:
-            said += f", {_others(self.first)} first"
+            said += f", {_others(self.first, or_more=self.or_more)} first"
         if self.holders:
             said += f"; held by {_listed([str(one) for one in self.holders])}"
             said += ", and others" if self.used > len(self.holders) else ""
@@ -255,12 +261,12 @@ class ValueRateLimited:
     rate: float  # tasks in a second
     until: datetime  # when there are tokens for it
     first: int  # waiting tasks that take tokens before it
+    or_more: bool = False  # not all of them were counted: it is later
 
     def __str__(self) -> str:
-        others = f", {self.first} others first" if self.first else ""
         return (
             f"type '{self.type}' may begin {self.rate:g} tasks of '{self.value}' in a second: "
-            f"not before {_time(self.until, milliseconds=True)}{others}"
+            f"{_earliest(self.until, self.first, or_more=self.or_more)}"
         )
 
 
@@ -282,10 +288,12 @@ class RunsAlone:
     recoveries: int
     first: int  # other suspects that come before it
     is_next: bool
+    or_more: bool = False  # not all of them were counted
 
     def __str__(self) -> str:
         said = f"it was recovered from {self.recoveries} lost workers, so it runs alone: a worker first finishes all else"
-        return f"{said}, and {self.first} others like it come first" if self.first else said
+        first = _number(self.first, or_more=self.or_more)
+        return f"{said}, and {first} others like it come first" if self.first else said
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +353,7 @@ class Behind:
     wait: timedelta | None = None  # by the rate of late; None: unknown
 
     def __str__(self) -> str:
-        number = f"more than {self.tasks}" if self.or_more else f"{self.tasks}"
+        number = _number(self.tasks, or_more=self.or_more)
         plural = "" if number == "1" else "s"
         if self.wait is None:
             wait = "nobody knows how long: none of the kind completed in the last minute"
@@ -431,8 +439,22 @@ def _time(moment: datetime, *, milliseconds: bool = False) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}{fraction} UTC"
 
 
-def _others(number: int) -> str:
-    return "1 other comes" if number == 1 else f"{number} others come"
+def _number(counted: int, *, or_more: bool) -> str:
+    return f"more than {counted}" if or_more else f"{counted}"
+
+
+def _others(number: int, *, or_more: bool) -> str:
+    said = _number(number, or_more=or_more)
+    return "1 other comes" if said == "1" else f"{said} others come"
+
+
+def _earliest(until: datetime, first: int, *, or_more: bool) -> str:
+    """When there are tokens, after so many others."""
+    said = f"not before {_time(until, milliseconds=True)}"
+    if not first:
+        return said
+    later = ", and later:" if or_more else ","
+    return f"{said}{later} {_number(first, or_more=or_more)} others first"
 
 
 def _span(span: timedelta) -> str:

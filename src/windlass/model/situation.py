@@ -38,6 +38,7 @@ class LaneState:
     type: str
     tasks: int  # as many as its limits let through, and `COUNTED`, may be all that were counted
     is_own: bool = False
+    or_more: bool = False  # its limits let more through than were counted, and there are more
 
     @property
     def keys(self) -> tuple[tuple[RuleScope, str], ...]:
@@ -53,7 +54,7 @@ class GateState:
     name: str  # that key, or the value
     slots: int | None  # how many may be let through at once; None: any number
     used: int
-    first: int  # waiting ones that come before it; no more than `COUNTED` are counted
+    first: int  # waiting ones that come before it; one more than `COUNTED`: not all were counted
     rate: float | None = None
     tokens: float | None = None
     holders: tuple[GateHolder, ...] = ()  # some of those that were let through

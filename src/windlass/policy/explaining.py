@@ -195,17 +195,21 @@ class _Turn(NamedTuple):
     granted: int  # in all
     place: int  # behind so many of its own lane
     others: int  # tasks of the lanes before, granted or not
+    uncounted: frozenset[tuple[RuleScope, str]]  # limits of which more may be taken
+    or_more: bool  # there are more others
 
 
 def _turn(situation: Situation) -> _Turn:
     """Do as a claim does, lane by lane, until it is the task's own."""
-    nothing = _Turn(Counter(), 0, 0, 0)
+    nothing = _Turn(Counter(), 0, 0, 0, frozenset(), or_more=False)
     if not any(lane.is_own for lane in situation.lanes):
         return nothing
     rooms = {limit.key: limit.room for limit in situation.limits}
     at_once = _at_once(situation)
     taken: Counter[tuple[RuleScope, str]] = Counter()
+    uncounted: set[tuple[RuleScope, str]] = set()
     granted = others = 0
+    or_more = False
     for lane in situation.lanes:
         if lane.is_own:
             break
@@ -216,7 +220,16 @@ def _turn(situation: Situation) -> _Turn:
         taken.update({key: number for key in lane.keys if key in rooms})
         granted += number
         others += lane.tasks
-    return _Turn(taken, granted, situation.ahead.in_lane, others)
+        if lane.or_more:
+            or_more = True
+            uncounted.update(lane.keys)
+    place = situation.ahead.in_lane
+    return _Turn(taken, granted, place, others, frozenset(uncounted), or_more)
+
+
+def _counted(number: int, *, or_more: bool = False) -> tuple[int, bool]:
+    """What is said of a number: no more than are counted, and whether there are more."""
+    return min(number, COUNTED), or_more or number > COUNTED
 
 
 def _at_once(situation: Situation) -> int | None:
@@ -234,23 +247,22 @@ def _limited(situation: Situation) -> Iterator[Reason]:
     for limit in situation.limits:
         if limit.key not in own:
             continue
-        rule, first = limit.rule, turn.taken[limit.key] + turn.place
-        if rule.concurrency is not None and rule.concurrency - limit.used <= first:
+        rule, before = limit.rule, turn.taken[limit.key] + turn.place
+        first, or_more = _counted(before, or_more=limit.key in turn.uncounted)
+        if rule.concurrency is not None and rule.concurrency - limit.used <= before:
             yield LimitReached(
-                rule.scope, rule.name, rule.concurrency, limit.used, first, limit.holders
+                rule.scope, rule.name, rule.concurrency, limit.used, first, limit.holders, or_more
             )
         if rule.rate is None or limit.tokens is None:
             continue
-        if math.floor(limit.tokens + 1e-6) <= first:
-            wait = timedelta(seconds=(first + 1 - limit.tokens) / rule.rate)
-            yield RateLimited(rule.scope, rule.name, rule.rate, situation.now + wait, first)
+        if math.floor(limit.tokens + 1e-6) <= before:
+            until = situation.now + timedelta(seconds=(first + 1 - limit.tokens) / rule.rate)
+            yield RateLimited(rule.scope, rule.name, rule.rate, until, first, or_more)
     at_once = _at_once(situation)
     if at_once is not None:
-        yield RunsAlone(
-            situation.recoveries,
-            first=turn.others + turn.place,
-            is_next=turn.granted + turn.place < at_once,
-        )
+        first, or_more = _counted(turn.others + turn.place, or_more=turn.or_more)
+        is_next = turn.granted + turn.place < at_once
+        yield RunsAlone(situation.recoveries, first, is_next, or_more)
 
 
 def _gated(situation: Situation) -> Iterator[Reason]:
@@ -263,17 +275,17 @@ def _gated(situation: Situation) -> Iterator[Reason]:
 
 
 def _closed(gate: GateState, now: datetime) -> Iterator[Reason]:
+    first, or_more = _counted(gate.first)
     if gate.type is None:
-        yield KeyHeld(gate.name, gate.first, next(iter(gate.holders), None))
+        yield KeyHeld(gate.name, first, next(iter(gate.holders), None), or_more)
     else:
         if gate.slots is not None and gate.used + gate.first >= gate.slots:
             yield ValueLimitReached(
-                gate.type, gate.name, gate.slots, gate.used, gate.first, gate.holders
+                gate.type, gate.name, gate.slots, gate.used, first, gate.holders, or_more
             )
         if gate.rate and gate.tokens is not None and math.floor(gate.tokens + 1e-6) <= gate.first:
-            wait = timedelta(seconds=(gate.first + 1 - gate.tokens) / gate.rate)
-            until = now + wait
-            yield ValueRateLimited(gate.type, gate.name, gate.rate, until, gate.first)
+            until = now + timedelta(seconds=(first + 1 - gate.tokens) / gate.rate)
+            yield ValueRateLimited(gate.type, gate.name, gate.rate, until, first, or_more)
 
 
 def _of_workers(situation: Situation) -> Iterator[Reason]:
@@ -296,11 +308,9 @@ def _of_workers(situation: Situation) -> Iterator[Reason]:
 
 
 def _behind(ahead: Ahead, situation: Situation) -> Iterator[Behind]:
-    number = ahead.in_lane + ahead.elsewhere
+    number, or_more = _counted(ahead.in_lane + ahead.elsewhere, or_more=ahead.or_more)
     if not number:
         return
-    or_more = ahead.or_more or number > COUNTED
-    number = min(number, COUNTED)
     wait = None
     if ahead.completed and ahead.completed_since is not None:
         since = (situation.now - ahead.completed_since).total_seconds()

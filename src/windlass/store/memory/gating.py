@@ -218,7 +218,9 @@ class Gates:
             slots=None if slots == sys.maxsize else slots,
             used=len(gate.passed) - len(gate.leaving),
             # Where it has not come yet it would be the last.
-            first=min(COUNTED, line.index(task.asked.id) if task.asked.id in line else len(line)),
+            first=min(
+                COUNTED + 1, line.index(task.asked.id) if task.asked.id in line else len(line)
+            ),
             rate=None if rate is None else rate[0],
             tokens=None if rate is None else self._bucket(key, rate, now).tokens,
         )

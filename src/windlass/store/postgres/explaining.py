@@ -89,7 +89,7 @@ class Looks:
         return replace(found, ahead=await self._ahead(found, row))
 
     async def _with_gates(self, task_id: UUID, found: Situation) -> Situation:
-        rows = await self._fetch("explain_gates", task_id, found.now, COUNTED)
+        rows = await self._fetch("explain_gates", task_id, found.now, COUNTED + 1)
         gates = {row["is_next"]: await self._gate(row) for row in rows}
         return replace(found, gate=gates.get(False), next_gate=gates.get(True))
 
@@ -137,7 +137,8 @@ class Looks:
             number = await self._only("explain_suspects", ALONE_IS_AN_OUTAGE_ABOVE + 1)
             suspects = Suspects(number, rows[0]["recoveries"] if rows else 0)
         lanes = (
-            LaneState(row["queue"], row["type"], row["tasks"], row["lane"] == own) for row in rows
+            LaneState(row["queue"], row["type"], row["tasks"], row["lane"] == own, row["or_more"])
+            for row in rows
         )
         return replace(found, lanes=tuple(lanes), suspects=suspects)
 

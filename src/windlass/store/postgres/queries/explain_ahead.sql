@@ -1,6 +1,6 @@
 -- explain_ahead: how many tasks of other lanes come before one that is ready, by their aged ready times; in a queue
 -- that is strict, by their priorities first. Suspects are claimed by themselves. So many are looked at in each lane,
--- or fewer where there are very many lanes: `or_more` says that one had more.
+-- or fewer where there are many lanes: `or_more` says that one had more.
 -- $1 lane, $2 queue, $3 type, $4 priority, $5 ready_at, $6 ageing, $7 types, $8 queues (NULL: all) that are read by
 -- whoever reads this lane, $9 queues, $10 types of which nothing is taken, $11 how many to count
 WITH rule AS MATERIALIZED (
@@ -36,9 +36,10 @@ WITH rule AS MATERIALIZED (
     FROM lane_of
 )
 SELECT
-    coalesce(sum(w.tasks), 0)::bigint AS tasks,
-    coalesce(bool_or(w.tasks = (SELECT s.counted FROM size s)), false) AS or_more
+    coalesce(sum(least(w.tasks, s.counted)), 0)::bigint AS tasks,
+    coalesce(bool_or(w.tasks > s.counted), false) AS or_more
 FROM lane_of l
+CROSS JOIN size s
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE k.ready_at < l.before) AS tasks
     FROM (
@@ -46,6 +47,6 @@ CROSS JOIN LATERAL (
         FROM windlass.ready r
         WHERE r.lane = l.lane
         ORDER BY r.x, r.n
-        LIMIT (SELECT s.counted FROM size s)
+        LIMIT s.counted + 1
     ) k
 ) w

@@ -16,7 +16,7 @@ WITH head AS MATERIALIZED (
     FROM head
 )
 SELECT
-    h.lane, h.queue, h.type, w.tasks,
+    h.lane, h.queue, h.type, least(w.tasks, s.counted) AS tasks, w.tasks > s.counted AS or_more,
     CASE WHEN $2 THEN (
         SELECT t.recoveries
         FROM windlass.ready r
@@ -26,6 +26,7 @@ SELECT
         LIMIT 1
     ) END AS recoveries
 FROM head h
+CROSS JOIN size s
 CROSS JOIN LATERAL (
     SELECT count(*) AS tasks
     FROM (
@@ -33,7 +34,7 @@ CROSS JOIN LATERAL (
         FROM windlass.ready r
         WHERE r.lane = h.lane
         ORDER BY r.x, r.n
-        LIMIT (SELECT least(s.counted, CASE WHEN $2 THEN NULL ELSE h.room END) FROM size s)
+        LIMIT least(s.counted + 1, CASE WHEN $2 THEN NULL ELSE h.room END)
     ) k
 ) w
 ORDER BY h.place
