@@ -3,9 +3,12 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
 
+import asyncpg
 import pytest
 from click.testing import CliRunner
 
@@ -14,6 +17,17 @@ from windlass.cli import main
 from windlass.model.explanation import Buffered, LimitReached, QueuePaused, Running, WaitsForTime
 
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
+
+
+async def _work() -> None: ...
+
+
+async def _call(to: str) -> None: ...
+
+
+def as_role(url: str, role: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
 
 
 def kinds(explanation: Explanation) -> list[str]:
@@ -88,6 +102,87 @@ async def test_a_task_that_was_never_let_begin_names_its_breaker(app: App, by: s
 async def test_a_task_that_nobody_knows_is_not_found(app: App) -> None:
     with pytest.raises(TaskNotFound):
         await app.handle(UNKNOWN).explain()
+
+
+async def test_what_its_key_has_room_for_is_let_through_before_it_is_explained(app: App) -> None:
+    handle = await app.enqueue("send", {}, ordering_key="k")
+
+    assert kinds(await handle.explain()) == ["nobody_handles"]
+
+
+class TestReaders:
+    """Whoever may only read."""
+
+    @pytest.fixture
+    async def sql(self, sql_url: str) -> AsyncIterator[asyncpg.Connection]:
+        connection = await asyncpg.connect(sql_url)
+        yield connection
+        await connection.close()
+
+    @pytest.fixture
+    async def reader(self, sql: asyncpg.Connection) -> AsyncIterator[str]:
+        """A role that may read all there is, and enqueue."""
+        role = f"reader_{uuid4().hex}"
+        await sql.execute(
+            f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT USAGE ON SCHEMA windlass TO {role}; "
+            f"GRANT SELECT ON ALL TABLES IN SCHEMA windlass TO {role}; "
+            f"GRANT INSERT ON windlass.gate_call, windlass.gate_entry TO {role}"
+        )
+        yield role
+        await sql.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    async def add(self, url: str) -> dict[str, str]:
+        """Enqueue a task for each thing to explain; return their ids."""
+        async with App(url) as app:
+            app.task(name="work")(_work)
+            call = app.task(name="call", limit=Limit(concurrency=1, by="to"))(_call)
+            done = await app.enqueue("work", {})
+            await app.run_worker(until_idle=True)
+            await app.queues.change("mail", concurrency=5)
+            await app.enqueue_many([call.call("ada"), call.call("ada")])
+            handles = {
+                "ended": done,
+                "nobody_handles": await app.enqueue("send", {}, queue="mail"),
+                "waits_for_time": await app.enqueue("send", {}, delay=60),
+                "gate_called": await app.enqueue("send", {}, ordering_key="k"),
+                "value_limit_reached": await call.enqueue("ada"),
+                "key_held": await app.enqueue("send", {}, ordering_key="k"),
+            }
+            return {kind: handle.id for kind, handle in handles.items()}
+
+    @pytest.mark.parametrize("how", ["role", "session"])
+    async def test_whoever_may_only_read_has_anything_explained(
+        self, sql: asyncpg.Connection, sql_url: str, reader: str, how: str
+    ) -> None:
+        added = await self.add(sql_url)
+        if how == "session":
+            await sql.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA windlass TO {reader}")
+            await sql.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")
+        calls = await sql.fetch("SELECT * FROM windlass.gate_call")
+
+        async with App(as_role(sql_url, reader)) as app:
+            told = {kind: await app.handle(one).explain() for kind, one in added.items()}
+
+        for kind, explanation in told.items():
+            assert kind in kinds(explanation)
+        assert told["gate_called"].claimable
+        assert await sql.fetch("SELECT * FROM windlass.gate_call") == calls != []
+
+    async def test_whoever_may_write_what_a_claim_writes_lets_through(
+        self, sql: asyncpg.Connection, sql_url: str, reader: str
+    ) -> None:
+        added = await self.add(sql_url)
+        await sql.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA windlass TO {reader}")
+
+        async with App(as_role(sql_url, reader)) as app:
+            ended = await app.handle(added["ended"]).explain()
+            calls = await sql.fetch("SELECT * FROM windlass.gate_call")
+            told = await app.handle(added["gate_called"]).explain()
+
+        assert kinds(ended) == ["ended"]
+        assert calls != []
+        assert kinds(told) == ["nobody_handles"]
+        assert await sql.fetch("SELECT * FROM windlass.gate_call") == []
 
 
 def test_synchronous_code_asks_as_well() -> None:

@@ -331,10 +331,11 @@ class OperateStore(Protocol):
 class GateStore(Protocol):
     """What anybody may do for tasks that wait at gates."""
 
-    async def open_gates(self, limit: int) -> int:
+    async def open_gates(self, limit: int, *, if_allowed: bool = False) -> int:
         """Answer up to `limit` calls of gates: let through what they have room for; return how many.
 
-        Every claim does so first, for those of the last moments.
+        Every claim does so first, for those of the last moments. Whoever may only read does nothing
+        instead, `if_allowed`.
         """
 
 

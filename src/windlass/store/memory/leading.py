@@ -91,7 +91,12 @@ class LeadVerbs(MemoryTables):
         return len(due)
 
     @transaction
-    async def open_gates(self, limit: int) -> int:
+    async def open_gates(
+        self,
+        limit: int,
+        *,
+        if_allowed: bool = False,  # noqa: ARG002 - everybody may write
+    ) -> int:
         return self._answer_calls(self._clock(), limit)
 
     @transaction

@@ -51,7 +51,9 @@ class LeadVerbs(OperateVerbs):
             text = self._sql.statement("promote_due")
             return int(await connection.fetchval(text, limit, not just_due))
 
-    async def open_gates(self, limit: int) -> int:
+    async def open_gates(self, limit: int, *, if_allowed: bool = False) -> int:
+        if if_allowed and not await self._run.fetchval("may_answer_calls"):
+            return 0
         # One statement: whoever is stopped in its tracks leaves no gate locked.
         return int(await self._run.fetchval("answer_calls", limit, True))
 
