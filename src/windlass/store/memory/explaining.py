@@ -38,13 +38,13 @@ class ExplainVerbs(RuledTables):
     async def situation(self, task_id: UUID, *, ageing: timedelta) -> Situation:
         now, task = self._clock(), self._known(task_id)
         record = self._record(task)
-        if task.status in ENDS:
-            return Situation(now=now, record=record)
         workers = tuple(
             worker.record
             for worker in self._workers.values()
             if worker.record.heartbeat_at + worker.lease > now
         )
+        if task.status in ENDS:
+            return Situation(now=now, record=record, workers=workers)
         limits = tuple(self._limit_states(record, now))
         is_suspect = task.recoveries >= RECOVERIES_BEFORE_ALONE
         lanes = [

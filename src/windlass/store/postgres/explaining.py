@@ -27,6 +27,7 @@ from windlass.model.task import (
     ENDS,
     RECOVERIES_BEFORE_ALONE,
     TaskState,
+    WorkerRecord,
 )
 from windlass.policy.explaining import closed_to_others, competing, own_limits
 from windlass.store.postgres.parts import PostgresParts
@@ -58,7 +59,8 @@ class Looks:
             raise TaskNotFound.of(task_id)
         record = task_record(rows[0])
         if record.status in ENDS:
-            return Situation(now=await self._only("read_clock"), record=record)
+            ended = Situation(now=await self._only("read_clock"), record=record)
+            return replace(ended, workers=await self._workers(ended))
         (row,) = await self._fetch("explain_task", task_id)
         found = Situation(
             now=row["now"],
@@ -72,14 +74,10 @@ class Looks:
             queue_paused_at=row["queue_paused_at"],
             type_paused_at=row["type_paused_at"],
         )
+        found = replace(found, workers=await self._workers(found))
         if found.lease_until is not None:
             return found
-        workers = await self._fetch("explain_workers", found.now)
-        found = replace(
-            found,
-            workers=tuple(worker_record(worker) for worker in workers),
-            limits=tuple(await self._limits(found)),
-        )
+        found = replace(found, limits=tuple(await self._limits(found)))
         found = await self._with_gates(task_id, found)
         is_suspect = found.recoveries >= RECOVERIES_BEFORE_ALONE
         if is_suspect or any(limit.key in own_limits(record) for limit in found.limits):
@@ -87,6 +85,9 @@ class Looks:
         if row["lane"] is None:
             return found
         return replace(found, ahead=await self._ahead(found, row))
+
+    async def _workers(self, found: Situation) -> tuple[WorkerRecord, ...]:
+        return tuple(map(worker_record, await self._fetch("explain_workers", found.now)))
 
     async def _with_gates(self, task_id: UUID, found: Situation) -> Situation:
         rows = await self._fetch("explain_gates", task_id, found.now, COUNTED + 1)

@@ -30,7 +30,7 @@ from windlass.model.explanation import (
 )
 from windlass.model.rule import STRICT, LaneRule, RuleScope
 from windlass.model.situation import SNOOZED
-from windlass.model.task import Change, Outcome, TaskState, WorkerInfo
+from windlass.model.task import Change, Outcome, TaskState, WorkerInfo, WorkerOrder
 from windlass.policy.explaining import explained
 from windlass.store.port import Store
 from windlass.testing.store_contract.fail import PUT_OFF
@@ -104,6 +104,37 @@ class ExplainRules(ExplainSteps):
         await self.advance(store, LEASE + SECOND)
 
         assert (await self.reason(store, task_id, NobodyHandles)).live == 0
+
+    @pytest.mark.parametrize("act", ["claimed", "running", "ended"])
+    async def test_a_worker_that_handles_a_task_is_told_wherever_the_task_is(
+        self, store: Store, act: str
+    ) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+        claim, task = await self.claim_one(store)
+        if act == "running":
+            await self.start(store, claim, task)
+        if act == "ended":
+            await self.settle(store, claim, task, Outcome.COMPLETED)
+
+        before = (await self.explain(store, task_id)).has_worker
+        await store.deregister(WORKER)
+
+        assert (before, (await self.explain(store, task_id)).has_worker) == (True, False)
+
+    @pytest.mark.parametrize("order", [WorkerOrder.DRAIN, WorkerOrder.PAUSE])
+    async def test_a_worker_that_is_to_claim_nothing_handles_nothing(
+        self, store: Store, order: WorkerOrder
+    ) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+        await store.order_workers([WORKER], order)
+
+        told = await self.explain(store, task_id)
+        (named,) = (await self.reason(store, task_id, NobodyHandles)).handle_type
+
+        assert not told.has_worker
+        assert named.endswith(" (draining)" if order is WorkerOrder.DRAIN else " (paused)")
 
     async def test_workers_without_a_free_slot_are_busy(self, store: Store) -> None:
         await self.register_worker(store)
