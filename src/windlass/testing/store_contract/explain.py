@@ -250,6 +250,33 @@ class ExplainRules(ExplainSteps):
         assert (reason.used, reason.first) == (1, 1)
         assert [holder.task_id for holder in reason.holders] == [claim.tasks[1].id]
 
+    async def test_what_came_back_is_held_by_the_claim_that_has_it_now(self, store: Store) -> None:
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", concurrency=2))
+        await self.add_many(store, 2)
+        claim = await self.claim(store)
+        back, kept = claim.tasks
+        await self.settle(store, claim, back, Outcome.RELEASED)
+        await self.claim(store, worker_id=OTHER_WORKER)
+        task_id = await self.add(store)
+
+        holders = (await self.reason(store, task_id, LimitReached)).holders
+
+        assert [(one.task_id, one.worker_id) for one in holders] == [
+            (kept.id, WORKER),
+            (back.id, OTHER_WORKER),
+        ]
+
+    async def test_a_claim_holds_of_a_limit_only_what_counts_for_it(self, store: Store) -> None:
+        await store.set_rule(LaneRule(RuleScope.TYPE, "resize", concurrency=2))
+        await self.add_many(store, 2, type="mail", priority=20)
+        held = await self.add_many(store, 2)
+        await self.claim(store, types=("resize", "mail"))
+        task_id = await self.add(store)
+
+        holders = (await self.reason(store, task_id, LimitReached)).holders
+
+        assert [holder.task_id for holder in holders] == held
+
     async def test_what_is_left_of_a_limit_goes_to_those_that_come_first(
         self, store: Store
     ) -> None:
@@ -325,6 +352,18 @@ class ExplainRules(ExplainSteps):
         await store.set_rule(LaneRule(RuleScope.QUEUE, "default", ageing=STRICT))
         assert Behind not in map(type, (await self.explain(store, task_id)).reasons)
 
+    async def test_in_a_strict_queue_a_higher_priority_is_ahead_whenever_it_comes(
+        self, store: Store
+    ) -> None:
+        await self.register_worker(store)
+        await store.set_rule(LaneRule(RuleScope.QUEUE, "default", ageing=STRICT))
+        task_id = await self.add(store, priority=10)
+        await self.advance(store, AGEING * 10 + SECOND)
+        await self.add_many(store, 3, priority=11)
+        await self.add_many(store, 2, priority=9)
+
+        assert (await self.reason(store, task_id, Behind)).tasks == 3
+
     async def test_what_is_paused_or_full_is_not_ahead_of_others(self, store: Store) -> None:
         await self.register_worker(store, types=("resize", "mail", "send"))
         await store.set_rule(LaneRule(RuleScope.TYPE, "mail", concurrency=1))
@@ -352,6 +391,26 @@ class ExplainRules(ExplainSteps):
 
         assert wait is not None
         assert SECOND * 9 <= wait <= SECOND * 12
+
+    @pytest.mark.parametrize(
+        ("type", "seconds", "is_known"),
+        [("resize", 50, True), ("resize", 70, False), ("mail", 0, False)],
+    )
+    async def test_only_what_completed_lately_of_the_same_types_says_how_long(
+        self,
+        store: Store,
+        type: str,  # noqa: A002 - as everywhere
+        seconds: int,
+        is_known: bool,
+    ) -> None:
+        await self.register_worker(store)
+        await self.add(store, type=type)
+        claim, task = await self.claim_one(store, types=(type,))
+        await self.settle(store, claim, task, Outcome.COMPLETED)
+        await self.advance(store, seconds * SECOND)
+        *_, task_id = await self.add_many(store, 2)
+
+        assert ((await self.reason(store, task_id, Behind)).wait is not None) is is_known
 
     async def test_a_claimed_task_is_in_the_buffer_of_its_worker(self, store: Store) -> None:
         task_id = await self.add(store)

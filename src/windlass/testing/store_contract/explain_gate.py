@@ -9,6 +9,7 @@ import pytest
 from windlass.model.explanation import (
     Cause,
     GateCalled,
+    GateHolder,
     KeyHeld,
     ValueLimitReached,
     ValueRateLimited,
@@ -18,8 +19,8 @@ from windlass.model.rule import ValueRule
 from windlass.model.task import Change, Outcome, TaskState
 from windlass.store.port import Store
 from windlass.testing.store_contract.explain import ExplainSteps
-from windlass.testing.store_contract.gate import KEY, ONE, GateSteps
-from windlass.testing.store_contract.steps import SECOND
+from windlass.testing.store_contract.gate import KEY, ONE, TWO, GateSteps
+from windlass.testing.store_contract.steps import AGEING, OTHER_WORKER, SECOND
 
 KINDS = (KeyHeld, ValueLimitReached, ValueRateLimited, WaitsForTime, GateCalled)
 
@@ -130,3 +131,29 @@ class ExplainGateRules(ExplainSteps, GateSteps):
 
         assert told.status is (TaskState.BLOCKED if ordering_key else TaskState.SCHEDULED)
         assert SECOND * 8 < limited.until - told.at <= SECOND * 10
+
+    async def test_who_is_about_to_leave_holds_nothing(self, store: Store) -> None:
+        await store.set_value_rule(TWO)
+        leaving, staying, task_id = await self.add_of(store, "acme", 3)
+        await self.sweep(store)
+        await store.cancel(leaving, "too late")
+
+        gate = (await store.situation(task_id, ageing=AGEING)).gate
+
+        assert gate is not None
+        assert (gate.used, [holder.task_id for holder in gate.holders]) == (1, [staying])
+
+    async def test_what_came_back_is_named_with_the_worker_that_has_it_now(
+        self, store: Store
+    ) -> None:
+        (held, task_id) = await self.add_in_order(store, 2)
+        await self.add(store)
+        claim = await self.claim(store)
+        (back,) = [task for task in claim.tasks if task.id == held]
+        await self.start(store, claim, back)
+        await self.settle(store, claim, back, Outcome.RELEASED)
+        await self.claim(store, worker_id=OTHER_WORKER)
+
+        reason = await self.reason(store, task_id, KeyHeld)
+
+        assert reason.holder == GateHolder(held, TaskState.CLAIMED, OTHER_WORKER)
