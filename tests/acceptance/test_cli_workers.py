@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from windlass.cli import main
 
 APP = """
 import asyncio
+from pathlib import Path
 from windlass import App
 
 app = App()
@@ -24,6 +26,12 @@ app = App()
 @app.task
 async def work() -> None:
     await asyncio.sleep(0)
+
+@app.task
+async def held() -> None:
+    print("started", flush=True)
+    while not Path("go").exists():
+        await asyncio.sleep(0.05)
 
 @app.task
 async def slow() -> str:
@@ -141,6 +149,28 @@ def test_a_process_that_is_drained_by_command_ends_with_0_and_loses_nothing(
     assert process.wait(20) == 0
     (task,) = json.loads(windlass("tasks", "show", task_id, "--json"))
     assert (task["status"], task["attempts"], task["result"]) == ("completed", 1, "done")
+    assert workers(windlass) == []
+
+
+def test_a_process_that_is_told_to_end_is_seen_as_draining_until_it_has(
+    windlass: Command, start: Start, tmp_path: Path
+) -> None:
+    windlass("enqueue", "fleet_app:app", "held")
+    process = start()
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: workers(windlass)[0]["drained_at"] is not None)
+    listed = windlass("workers", "list")
+    task_id = windlass("enqueue", "fleet_app:app", "held").strip()
+    told = json.loads(windlass("tasks", "explain", task_id, "--json"))
+    (tmp_path / "go").touch()
+
+    assert "draining" in listed
+    assert not told["has_worker"]
+    assert told["reasons"][0]["handle_type"][0].endswith(" (draining)")
+    assert process.wait(20) == 0
     assert workers(windlass) == []
 
 

@@ -14,7 +14,14 @@ from click.testing import CliRunner
 
 from windlass import App, Explanation, Limit, TaskNotFound
 from windlass.cli import main
-from windlass.model.explanation import Buffered, LimitReached, QueuePaused, Running, WaitsForTime
+from windlass.model.explanation import (
+    Buffered,
+    LimitReached,
+    NobodyHandles,
+    QueuePaused,
+    Running,
+    WaitsForTime,
+)
 
 UNKNOWN = "01890000-0000-7000-8000-000000000000"
 
@@ -97,6 +104,44 @@ async def test_a_task_that_was_never_let_begin_names_its_breaker(app: App, by: s
     assert reason.until == (await second.get()).scheduled_for
     assert "it was put off: breaker 'payments' let no call through" in str(reason)
     assert (await second.get()).attempts == 0
+
+
+async def test_a_worker_that_ends_by_itself_handles_nothing_from_then_on(app_url: str) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async with App(app_url, lease=60, heartbeat=20) as app:  # a beat would come much later
+
+        @app.task
+        async def work() -> None: ...
+
+        @app.task
+        async def held() -> None:
+            begun.set()
+            await go.wait()
+
+        await held.enqueue()
+        handle = await work.options(delay=60).enqueue()
+
+        async def told_while_it_drains() -> Explanation:
+            try:
+                async with asyncio.timeout(15):
+                    while (told := await handle.explain()).has_worker:
+                        await asyncio.sleep(0.01)
+                return told
+            finally:
+                go.set()
+
+        async with app.worker():
+            await begun.wait()
+            before = await handle.explain()
+            asking = asyncio.create_task(told_while_it_drains())
+        told = await asking
+        after = await handle.explain()
+
+    assert before.has_worker
+    (reason,) = [one for one in told.reasons if isinstance(one, NobodyHandles)]
+    assert reason.handle_type[0].endswith(" (draining)")
+    assert kinds(after) == ["waits_for_time", "nobody_handles"]
 
 
 async def test_a_task_that_nobody_knows_is_not_found(app: App) -> None:

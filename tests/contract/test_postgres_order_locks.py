@@ -34,6 +34,21 @@ async def test_a_pulse_does_not_wait_for_an_order_that_is_not_committed(
     assert (await store.pulse(PULSE)).order is WorkerOrder.PAUSE
 
 
+async def test_a_pulse_that_says_it_drains_does_not_wait_for_whoever_holds_its_worker(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.register(worker_info(), lease=LEASE)
+    ordering = await sessions.begin()
+    await ordering.store.order_workers([WORKER], WorkerOrder.PAUSE)
+
+    async with asyncio.timeout(AT_ONCE):
+        await store.pulse(PULSE._replace(drains=True))
+    await ordering.commit()
+    await store.pulse(PULSE._replace(drains=True))
+
+    assert (await store.pulse(PULSE)).order is WorkerOrder.DRAIN
+
+
 async def test_an_order_waits_for_one_before_it_and_is_carried_out(
     store: PostgresStore, sessions: Sessions
 ) -> None:

@@ -34,6 +34,7 @@ class Bench:
         self.store = _Store(self.clock)
         self.leases = Leases(LEASE)
         self.is_idle = False
+        self.drains = False
         self.lost: list[UUID] = []
         self.ordered: list[WorkerOrder] = []
         self.weighed: list[Mapping[str, int]] = []
@@ -48,6 +49,7 @@ class Bench:
             is_idle=lambda: self.is_idle,
             running=lambda: 0,
             breakers=dict,
+            drains=lambda: self.drains,
             lost=self._lost,
             ordered=self.ordered.append,
             weighed=self.weighed.append,
@@ -406,3 +408,14 @@ async def test_a_heart_that_is_hurried_beats_before_its_time(bench: Bench) -> No
         assert await asyncio.to_thread(told.wait, 10)
     finally:
         await bench.heartbeat.stop()
+
+
+async def test_each_beat_says_whether_the_worker_drains(bench: Bench) -> None:
+    await bench.beat()
+    before = (await bench.store.workers())[0].drained_at
+    bench.drains = True
+
+    await bench.beat()
+
+    assert before is None
+    assert (await bench.store.workers())[0].drained_at is not None

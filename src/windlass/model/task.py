@@ -398,7 +398,7 @@ class WorkerRecord:
     leader: bool
     breakers: dict[str, str] = field(default_factory=dict)  # name → state, at its last sign of life
     paused_at: datetime | None = None  # since when it is to claim nothing
-    drained_at: datetime | None = None  # since when it is to finish and end
+    drained_at: datetime | None = None  # since when it is to finish and end, or does so by itself
 
 
 class WorkerOrder(StrEnum):
@@ -421,6 +421,9 @@ class Pulse(NamedTuple):
     # By the worker's own clock none of these leases is over: if by the store's one is, that jumped.
     trusted: bool = False
     breakers: Mapping[str, str] | None = None  # name → state
+    drains: bool = (
+        False  # it claims nothing any more, whether or not somebody has asked for it here
+    )
 
 
 class PulseAnswer(NamedTuple):

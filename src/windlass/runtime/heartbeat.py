@@ -85,6 +85,7 @@ class Heartbeat:
         is_idle: Callable[[], bool],
         running: Callable[[], int],
         breakers: Callable[[], Mapping[str, str]],
+        drains: Callable[[], bool],
         lost: Callable[[list[UUID]], None],
         ordered: Callable[[WorkerOrder], None],
         weighed: Callable[[Mapping[str, int]], None],
@@ -101,6 +102,7 @@ class Heartbeat:
         self._is_idle = is_idle
         self._running = running
         self._breakers = breakers
+        self._drains = drains
         self._lost = lost  # called in the heart's thread, as are the others
         self._ordered = ordered  # what people ask of the worker
         self._weighed = weighed  # what queues weigh
@@ -242,6 +244,7 @@ class Heartbeat:
             patience,
             trusted=True,
             breakers=self._breakers() or None,
+            drains=self._drains(),
         )
         async with answered_within(self._answer_within):
             answer = await store.pulse(pulse)

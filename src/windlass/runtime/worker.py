@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 STUCK_AFTER = 60.0  # seconds without a turn of the event loop
+STOPPING = "stopping"
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
 
@@ -249,6 +250,11 @@ class Worker:
         """Tasks whose outcome is not written; once it has ended, they will run again."""
         return sum(slots.unsettled for slots in self._all_slots)
 
+    @property
+    def _drains(self) -> bool:
+        """Whether it claims nothing any more: asked to stop, as the heart may know first, or by itself."""
+        return self._asked_at is not None or self._absence == STOPPING
+
     def stop(self) -> None:
         """Ask to drain; asked again, insist: what still runs is given back at once."""
         self._asked_at = self._asked_at or time.monotonic()
@@ -262,7 +268,7 @@ class Worker:
         """Do what somebody asks of this worker in the store; told at every beat."""
         worker_id = self._options.info.id
         if order is WorkerOrder.DRAIN:
-            if not self._stopping:
+            if not self._drains:  # else this is what it has said itself
                 emit("worker.drained", worker_id=worker_id)
                 self.stop()
         elif order is WorkerOrder.PAUSE and not self._fetchers.is_paused:
@@ -374,7 +380,7 @@ class Worker:
         return next(filter(None, (one.trouble for one in self._fetchers.fetchers)), "")
 
     def _not_working(self) -> str:
-        return "stopping" if self._stopping else self._absence
+        return STOPPING if self._stopping else self._absence
 
     def _stuck_loop(self) -> str:
         silent = self._loop_watch.silent_for
@@ -414,8 +420,10 @@ class Worker:
             waiting = asyncio.create_task(self._until_stop(until_idle), name="windlass-stop")
             everything = {waiting, committing, fetching, leading, *services}
             ended, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
-            self._absence = "stopping"  # as asked, or because something has failed
+            self._absence = STOPPING  # as asked, or because something has failed
             _tell_failed(ended)
+            if self._beating_heart is not None and self._busy():
+                self._beating_heart.beat_now()  # which says so; nobody waits for it
             await stop_task(waiting)
             emit("worker.stopping", worker_id=self._options.info.id, tasks=self._busy())
             stop_fetching.set()
@@ -523,6 +531,7 @@ class Worker:
             is_idle=lambda: self._fetcher.idle,
             running=lambda: self._filled()[0],
             breakers=lambda: {one.name: one.state for one in self._registry.reports()},
+            drains=lambda: self._drains,
             lost=lost,
             ordered=ordered,
             weighed=weighed,

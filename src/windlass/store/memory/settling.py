@@ -118,6 +118,7 @@ class SettleVerbs(MemoryTables):
         for token in kept:
             claims[token].expires_at = now + pulse.lease
         known = self._workers.get(pulse.worker_id)
+        order = WorkerOrder.RESUME if known is None else _asked_of(known)
         if known is not None:
             record = replace(
                 known.record,
@@ -125,9 +126,9 @@ class SettleVerbs(MemoryTables):
                 running=pulse.running,
                 idle=pulse.idle,
                 breakers=dict(pulse.breakers or {}),
+                drained_at=known.record.drained_at or (now if pulse.drains else None),
             )
             self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
-        order = WorkerOrder.RESUME if known is None else _asked_of(known)
         rules = (self._declared | self._set_by_operator).values()
         weights = {
             rule.name: rule.weight

@@ -103,6 +103,7 @@ class SettleVerbs(PostgresParts):
                 pulse.patience or None,
                 pulse.trusted,
                 msgspec.json.encode(pulse.breakers).decode() if pulse.breakers else None,
+                pulse.drains,
             )
         except StoreBusy:
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens), order=None)

@@ -18,6 +18,7 @@ from windlass.model.task import (
     PulseAnswer,
     Rescued,
     TaskState,
+    WorkerOrder,
     WorkerRecord,
 )
 from windlass.store.port import Store
@@ -162,6 +163,32 @@ class PulseRules(Steps):
 
         assert (before, after) == ({}, {})
         assert said == {"payments": "open", "mail": "closed"}
+
+    async def test_a_worker_that_drains_by_itself_is_seen_as_draining(self, store: Store) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        await store.register(self.worker(OTHER_WORKER), lease=LEASE)
+        pulse = Pulse(WORKER, [], LEASE, running=1, idle=False, drains=True)
+
+        await store.pulse(pulse)
+        first = (await self.known_worker(store)).drained_at
+        await self.advance(store, SECOND)
+        answer = await store.pulse(pulse)
+
+        assert first is not None
+        assert (await self.known_worker(store)).drained_at == first
+        assert (await self.known_worker(store, OTHER_WORKER)).drained_at is None
+        assert answer.order is WorkerOrder.DRAIN
+
+    async def test_a_worker_that_was_forgotten_while_it_drains_says_so_again(
+        self, store: Store
+    ) -> None:
+        pulse = Pulse(WORKER, [], LEASE, running=1, idle=False, drains=True)
+
+        assert not (await store.pulse(pulse)).registered
+        await store.register(self.worker(), lease=LEASE)
+        await store.pulse(pulse)
+
+        assert (await self.known_worker(store)).drained_at is not None
 
     async def test_the_answer_to_a_pulse_says_what_queues_weigh(self, store: Store) -> None:
         rules = [LaneRule(RuleScope.QUEUE, name, weight=2) for name in ("mail", "bulk")]

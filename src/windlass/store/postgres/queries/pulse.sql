@@ -2,8 +2,10 @@
 -- $1 worker_id, $2 tokens, $3 lease, $4 running, $5 idle, $6 patience (NULL: none),
 -- $7 trusted: by the worker's own clock none of them has, so if by ours one did, ours was set ahead.
 -- $8 breakers: the state of each, as JSON (NULL: it has none).
+-- $9 drains: it claims nothing any more, and is seen as one that was told to drain.
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
+-- A worker's row that somebody holds is passed over as well: the next pulse says the same.
 -- What people ask of the worker, and what queues weigh, is read and not locked.
 -- One statement, so that a worker that vanishes meanwhile leaves no lock behind.
 WITH limited AS MATERIALIZED (
@@ -45,6 +47,17 @@ WITH limited AS MATERIALIZED (
         breakers = $8::text::jsonb
     FROM known
     WHERE p.worker_id = known.worker_id
+), draining AS MATERIALIZED (
+    SELECT w.id
+    FROM windlass.worker w
+    -- Whoever waits for a claim holds nothing else meanwhile.
+    WHERE $9::boolean AND $6::interval IS NULL AND w.id = $1 AND w.drained_at IS NULL
+    FOR NO KEY UPDATE SKIP LOCKED
+), drained AS (
+    UPDATE windlass.worker w
+    SET drained_at = windlass.clock()
+    FROM draining
+    WHERE w.id = draining.id
 )
 SELECT
     (SELECT coalesce(array_agg(k.token), '{}') FROM kept k) AS kept,
