@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
+from acceptance.quick import QUICK
 from windlass import App, Explanation, Limit, TaskNotFound
 from windlass.cli import main
 from windlass.model.explanation import (
@@ -104,6 +105,30 @@ async def test_a_task_that_was_never_let_begin_names_its_breaker(app: App, by: s
     assert reason.until == (await second.get()).scheduled_for
     assert "it was put off: breaker 'payments' let no call through" in str(reason)
     assert (await second.get()).attempts == 0
+
+
+async def test_a_queue_of_which_a_worker_runs_as_many_as_it_may_is_told(app_url: str) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    async with App(app_url, **(QUICK | {"heartbeat": 0.2})) as app:
+
+        @app.task(queue="mail")
+        async def work() -> None:
+            begun.set()
+            await go.wait()
+
+        async with app.worker(queue_concurrency={"mail": 1}, concurrency=5):
+            await work.enqueue()
+            await begun.wait()
+            second = await work.enqueue()
+            async with asyncio.timeout(15):
+                while "queue_busy" not in kinds(told := await second.explain()):
+                    await asyncio.sleep(0.01)
+            go.set()
+            await second.result(20)
+
+    assert told.claimable
+    assert told.has_worker
 
 
 async def test_a_worker_that_ends_by_itself_handles_nothing_from_then_on(app_url: str) -> None:

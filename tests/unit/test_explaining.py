@@ -22,6 +22,7 @@ from windlass.model.explanation import (
     LimitReached,
     NobodyHandles,
     NotListed,
+    QueueBusy,
     QueuePaused,
     RateLimited,
     Reason,
@@ -117,6 +118,7 @@ SAID: list[tuple[Reason, bool, str]] = [
     (NobodyHandles("send", "mail", 0), False, "no worker is alive"),
     (NobodyHandles("send", "mail", 2), False, "none of 2 live workers handles type 'send'"),
     (WorkersBusy(2, 20, 20), False, "2 of them, with 20 tasks for 20 slots"),
+    (QueueBusy("mail", 2), False, "has room for queue 'mail': 2 of them run as many of its tasks"),
     (Behind(1), False, "it is behind 1 task: nobody knows how long"),
     (Behind(9, wait=40 * SECOND), False, "it is behind 9 tasks: about 40 s at the rate"),
     (Behind(9, or_more=True, wait=7200 * SECOND), False, "more than 9 tasks: at least 2 hours"),
@@ -272,6 +274,30 @@ def test_breakers_are_named_with_what_was_put_off() -> None:
     assert reason == WaitsForTime(
         NOON, Cause.PUT_OFF, is_due=True, put_off="no", breakers=("bank (open)",)
     )
+
+
+BUSY = replace(WORKER, running=10)
+FULL = replace(WORKER, running=1, full_queues=("bulk", "mail"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "reasons"),
+    [
+        ((FULL,), (QueueBusy("mail", 1),)),
+        ((FULL, FULL, BUSY), (QueueBusy("mail", 2),)),
+        ((FULL, WORKER), ()),
+        ((replace(FULL, running=10),), (WorkersBusy(1, 10, 10),)),
+        ((replace(FULL, full_queues=("bulk",)),), ()),
+        ((FULL, replace(WORKER, drained_at=NOON)), (QueueBusy("mail", 1),)),
+    ],
+)
+def test_workers_that_have_no_room_for_its_queue_are_told(
+    workers: tuple[WorkerRecord, ...], reasons: tuple[Reason, ...]
+) -> None:
+    told = explained(replace(READY, workers=workers))
+
+    assert told.reasons == reasons
+    assert told.claimable
 
 
 def test_lanes_compete_that_are_read_by_workers_which_handle_the_task() -> None:

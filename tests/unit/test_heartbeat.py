@@ -49,6 +49,7 @@ class Bench:
             is_idle=lambda: self.is_idle,
             running=lambda: 0,
             breakers=dict,
+            full_queues=tuple,
             drains=lambda: self.drains,
             lost=self._lost,
             ordered=self.ordered.append,

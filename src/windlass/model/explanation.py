@@ -344,6 +344,21 @@ class WorkersBusy:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueBusy:
+    """Every live worker that handles it and has a slot left runs as many of its queue as it is told to."""
+
+    kind: ClassVar[str] = "queue_busy"
+    queue: str
+    workers: int  # that do so
+
+    def __str__(self) -> str:
+        return (
+            f"no worker that handles it has room for queue '{self.queue}': {self.workers} of them "
+            "run as many of its tasks as their own limit lets them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Behind:
     """Others come first."""
 
@@ -396,6 +411,7 @@ Reason = (
     | NotListed
     | NobodyHandles
     | WorkersBusy
+    | QueueBusy
     | Behind
     | Expires
 )

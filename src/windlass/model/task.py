@@ -399,6 +399,7 @@ class WorkerRecord:
     breakers: dict[str, str] = field(default_factory=dict)  # name → state, at its last sign of life
     paused_at: datetime | None = None  # since when it is to claim nothing
     drained_at: datetime | None = None  # since when it is to finish and end, or does so by itself
+    full_queues: tuple[str, ...] = ()  # of which it took nothing, at its last sign of life
 
 
 class WorkerOrder(StrEnum):
@@ -421,9 +422,8 @@ class Pulse(NamedTuple):
     # By the worker's own clock none of these leases is over: if by the store's one is, that jumped.
     trusted: bool = False
     breakers: Mapping[str, str] | None = None  # name → state
-    drains: bool = (
-        False  # it claims nothing any more, whether or not somebody has asked for it here
-    )
+    full_queues: Sequence[str] = ()  # of which it takes nothing for now
+    drains: bool = False  # it claims nothing any more, told to or by itself
 
 
 class PulseAnswer(NamedTuple):

@@ -20,6 +20,7 @@ from windlass.model.explanation import (
     LimitReached,
     NobodyHandles,
     NotListed,
+    QueueBusy,
     QueuePaused,
     RateLimited,
     Reason,
@@ -72,7 +73,7 @@ def is_in_the_way(reason: Reason) -> bool:
             return True
         case RunsAlone(is_next=is_next):
             return not is_next
-        case NobodyHandles() | WorkersBusy() | Behind() | Expires() | GateCalled():
+        case NobodyHandles() | WorkersBusy() | QueueBusy() | Behind() | Expires() | GateCalled():
             return False
         case _:
             assert_never(reason)
@@ -299,12 +300,18 @@ def _of_workers(situation: Situation) -> Iterator[Reason]:
             _named([worker for worker in workers if record.type in worker.types]),
             _named([worker for worker in workers if _serves(worker, record)]),
         )
-    elif record.status is TaskState.PENDING and all(
-        worker.running >= worker.capacity for worker in able
-    ):
+    elif record.status is TaskState.PENDING:
+        yield from _busy(able, record)
+
+
+def _busy(able: list[WorkerRecord], record: TaskRecord) -> Iterator[Reason]:
+    free = [worker for worker in able if worker.running < worker.capacity]
+    if not free:
         running = sum(worker.running for worker in able)
         capacity = sum(worker.capacity for worker in able)
         yield WorkersBusy(len(able), running, capacity)
+    elif all(record.queue in worker.full_queues for worker in free):
+        yield QueueBusy(record.queue, len(free))
 
 
 def _behind(ahead: Ahead, situation: Situation) -> Iterator[Behind]:

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -85,6 +85,7 @@ class Heartbeat:
         is_idle: Callable[[], bool],
         running: Callable[[], int],
         breakers: Callable[[], Mapping[str, str]],
+        full_queues: Callable[[], Sequence[str]],
         drains: Callable[[], bool],
         lost: Callable[[list[UUID]], None],
         ordered: Callable[[WorkerOrder], None],
@@ -102,6 +103,7 @@ class Heartbeat:
         self._is_idle = is_idle
         self._running = running
         self._breakers = breakers
+        self._full_queues = full_queues
         self._drains = drains
         self._lost = lost  # called in the heart's thread, as are the others
         self._ordered = ordered  # what people ask of the worker
@@ -244,6 +246,7 @@ class Heartbeat:
             patience,
             trusted=True,
             breakers=self._breakers() or None,
+            full_queues=self._full_queues(),
             drains=self._drains(),
         )
         async with answered_within(self._answer_within):

@@ -129,6 +129,11 @@ class QueueRoom:
             default=UNLIMITED,
         )
 
+    @property
+    def full(self) -> tuple[str, ...]:
+        """Of which nothing would be taken now. From any thread."""
+        return tuple(one for one, most in self._most.items() if self._held[one] >= most)
+
     def take(self, tasks: Iterable[ClaimedTask]) -> None:
         """Count tasks that were claimed."""
         if self._most:

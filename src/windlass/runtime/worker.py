@@ -531,6 +531,7 @@ class Worker:
             is_idle=lambda: self._fetcher.idle,
             running=lambda: self._filled()[0],
             breakers=lambda: {one.name: one.state for one in self._registry.reports()},
+            full_queues=lambda: () if self._queue_room is None else self._queue_room.full,
             drains=lambda: self._drains,
             lost=lost,
             ordered=ordered,

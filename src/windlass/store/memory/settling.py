@@ -127,6 +127,7 @@ class SettleVerbs(MemoryTables):
                 idle=pulse.idle,
                 breakers=dict(pulse.breakers or {}),
                 drained_at=known.record.drained_at or (now if pulse.drains else None),
+                full_queues=tuple(pulse.full_queues),
             )
             self._workers[pulse.worker_id] = WorkerEntry(record, pulse.lease)
         rules = (self._declared | self._set_by_operator).values()

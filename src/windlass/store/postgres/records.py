@@ -62,6 +62,7 @@ def worker_record(row: asyncpg.Record) -> WorkerRecord:
         breakers=msgspec.json.decode(row["breakers"] or "{}", type=dict[str, str]),
         paused_at=row["paused_at"],
         drained_at=row["drained_at"],
+        full_queues=tuple(row["full_queues"] or ()),
     )
 
 

@@ -5891,7 +5891,8 @@ CREATE TABLE windlass.worker_pulse (
     expires_at timestamp with time zone NOT NULL,
     running integer NOT NULL,
     idle boolean NOT NULL,
-    breakers jsonb
+    breakers jsonb,
+    full_queues text[]
 )
 WITH (fillfactor='50');
 
@@ -5910,7 +5911,8 @@ CREATE VIEW windlass.workers AS
     COALESCE(((l.holder = w.id) AND (l.expires_at > windlass.clock())), false) AS leader,
     p.breakers,
     w.paused_at,
-    w.drained_at
+    w.drained_at,
+    p.full_queues
    FROM ((windlass.worker w
      JOIN windlass.worker_pulse p ON ((p.worker_id = w.id)))
      CROSS JOIN windlass.leadership l);

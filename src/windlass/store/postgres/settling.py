@@ -104,6 +104,7 @@ class SettleVerbs(PostgresParts):
                 pulse.trusted,
                 msgspec.json.encode(pulse.breakers).decode() if pulse.breakers else None,
                 pulse.drains,
+                list(pulse.full_queues) or None,
             )
         except StoreBusy:
             return PulseAnswer(frozenset(), registered=True, skipped=frozenset(tokens), order=None)

@@ -20,6 +20,7 @@ from windlass.model.explanation import (
     LeaseOver,
     LimitReached,
     NobodyHandles,
+    QueueBusy,
     QueuePaused,
     RateLimited,
     Running,
@@ -30,7 +31,7 @@ from windlass.model.explanation import (
 )
 from windlass.model.rule import STRICT, LaneRule, RuleScope
 from windlass.model.situation import SNOOZED
-from windlass.model.task import Change, Outcome, TaskState, WorkerInfo, WorkerOrder
+from windlass.model.task import Change, Outcome, Pulse, TaskState, WorkerInfo, WorkerOrder
 from windlass.policy.explaining import explained
 from windlass.store.port import Store
 from windlass.testing.store_contract.fail import PUT_OFF
@@ -142,6 +143,15 @@ class ExplainRules(ExplainSteps):
         await self.pulse(store, running=10)
 
         assert await self.reason(store, task_id, WorkersBusy) == WorkersBusy(1, 10, 10)
+
+    async def test_a_worker_that_takes_no_more_of_its_queue_is_told(self, store: Store) -> None:
+        await self.register_worker(store)
+        task_id = await self.add(store)
+        pulse = Pulse(WORKER, [], LEASE, running=1, idle=False)
+        await store.pulse(pulse._replace(full_queues=("default",)))
+
+        assert await self.reason(store, task_id, QueueBusy) == QueueBusy("default", 1)
+        assert (await self.explain(store, task_id)).claimable
 
     async def test_a_task_waits_for_its_time(self, store: Store) -> None:
         task_id = await self.add(store, delay=60.0)

@@ -164,6 +164,18 @@ class PulseRules(Steps):
         assert (before, after) == ({}, {})
         assert said == {"payments": "open", "mail": "closed"}
 
+    async def test_a_pulse_says_of_which_queues_a_worker_takes_no_more(self, store: Store) -> None:
+        await store.register(self.worker(), lease=LEASE)
+        pulse = Pulse(WORKER, [], LEASE, running=0, idle=False)
+
+        before = (await self.known_worker(store)).full_queues
+        await store.pulse(pulse._replace(full_queues=("mail", "bulk")))
+        said = (await self.known_worker(store)).full_queues
+        await store.pulse(pulse)
+        after = (await self.known_worker(store)).full_queues
+
+        assert (before, said, after) == ((), ("mail", "bulk"), ())
+
     async def test_a_worker_that_drains_by_itself_is_seen_as_draining(self, store: Store) -> None:
         await store.register(self.worker(), lease=LEASE)
         await store.register(self.worker(OTHER_WORKER), lease=LEASE)

@@ -4,6 +4,10 @@ ALTER TABLE windlass.worker
     ADD COLUMN paused_at timestamptz,
     ADD COLUMN drained_at timestamptz;
 
+-- Of which queues a worker takes nothing for now, since it runs as many of their tasks as it is told to
+-- (NULL: it has room in all).
+ALTER TABLE windlass.worker_pulse ADD COLUMN full_queues text[];
+
 CREATE OR REPLACE VIEW windlass.workers AS
 SELECT
     w.id, w.host, w.pid, w.version, w.capacity, w.types, w.queues, w.started_at,
@@ -11,7 +15,8 @@ SELECT
     coalesce(l.holder = w.id AND l.expires_at > windlass.clock(), false) AS leader,
     p.breakers,
     w.paused_at,
-    w.drained_at
+    w.drained_at,
+    p.full_queues
 FROM windlass.worker w
 JOIN windlass.worker_pulse p ON p.worker_id = w.id
 CROSS JOIN windlass.leadership l;

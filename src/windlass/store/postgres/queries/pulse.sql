@@ -3,6 +3,7 @@
 -- $7 trusted: by the worker's own clock none of them has, so if by ours one did, ours was set ahead.
 -- $8 breakers: the state of each, as JSON (NULL: it has none).
 -- $9 drains: it claims nothing any more, and is seen as one that was told to drain.
+-- $10 full_queues: of which it takes nothing for now (NULL: it has room in all).
 -- Without patience it waits for nothing: a row that somebody holds must not cost the worker all its
 -- claims. Those that were skipped are asked for one by one, with patience, and waited for first.
 -- A worker's row that somebody holds is passed over as well: the next pulse says the same.
@@ -44,7 +45,8 @@ WITH limited AS MATERIALIZED (
         expires_at = windlass.clock() + $3::interval,
         running = $4,
         idle = $5,
-        breakers = $8::text::jsonb
+        breakers = $8::text::jsonb,
+        full_queues = $10
     FROM known
     WHERE p.worker_id = known.worker_id
 ), draining AS MATERIALIZED (
