@@ -55,10 +55,12 @@ async def test_an_app_that_leads_to_a_standby_alone_is_told_so(
 
 async def test_whoever_only_wants_to_read_may_do_so_on_a_standby(standing: Pair) -> None:
     async with App(standing.primary.url) as app:
-        handle = await app.enqueue("note", {"n": 1})
+        handle = await app.enqueue("note", {"n": 1}, ordering_key="k")
 
     async with App(f"{standing.standby.url}&target_session_attrs=any") as app:
         assert (await app.handle(handle.id).get()).status == "pending"
+        reasons = [reason.kind for reason in (await app.handle(handle.id).explain()).reasons]
+        assert reasons == ["gate_called", "nobody_handles"]
         with pytest.raises(StoreUnavailable, match="read-only transaction"):
             await app.enqueue("note", {"n": 2})
 
