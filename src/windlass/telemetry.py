@@ -47,6 +47,7 @@ LEVELS = {
     "schedule.clock_set_back": logging.WARNING,
     "schedule.taken_over": logging.WARNING,
     "schedule.refused": logging.ERROR,
+    "schedule.held": logging.WARNING,
     "thread.abandoned": logging.WARNING,
     "handler.abandoned": logging.WARNING,
     "handler.deadlocked": logging.WARNING,

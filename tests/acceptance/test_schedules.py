@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import asyncpg
 import pytest
 from click.testing import CliRunner
 
@@ -93,6 +94,31 @@ async def test_workers_share_the_slots(database_url: str) -> None:
     assert len(set(times)) == len(times)
     every = [times[0] + timedelta(seconds=k) for k in range(len(times))]
     assert times == every
+
+
+async def test_a_worker_starts_while_somebody_holds_its_schedules(
+    database_url: str, sql_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = an_app(database_url)
+    app.schedule(call(app), every=3600)
+    await worked(app)
+    app = an_app(database_url)
+    app.schedule(call(app), every=1800)
+    connection = await asyncpg.connect(sql_url)
+    held = connection.transaction()
+    await held.start()
+    await connection.execute("UPDATE windlass.schedule SET jitter = jitter")
+
+    async with app.worker(), asyncio.timeout(DEADLINE):
+        result = await (await app.enqueue("cleanup", {"days": 9})).result(timeout=30)
+        before = [one.every for one in await app.schedules.list()]
+        await held.rollback()
+        while (await app.schedules.list())[0].every != 1800:
+            await asyncio.sleep(0.05)
+
+    assert (result, before) == (9, [3600])
+    assert caplog.text.count("schedule.held owner=shop") == 1
+    await connection.close()
 
 
 async def test_code_that_changes_changes_the_schedules_of_its_application(

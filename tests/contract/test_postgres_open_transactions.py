@@ -245,6 +245,7 @@ CALLS: dict[str, Callable[[Scene], Awaitable[Any]]] = {
     "retain": lambda s: s.store.retain(leadership=s.leadership),
     "register_schedules": lambda s: s.store.register_schedules("shop:app", [NIGHTLY]),
     "schedules": lambda s: s.store.schedules(),
+    "schedule_in": lambda s: s.store.schedule_in(),
     "due_schedules": lambda s: s.store.due_schedules(10),
     "decide_slots": lambda s: s.decide_slots(),
     "run_schedule": lambda s: s.store.run_schedule(NIGHTLY.name, new_task().id),

@@ -1,11 +1,16 @@
 """Schedules that somebody changes, or decides on, while another does."""
 
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
 from contract.postgres_sessions import (
+    AT_ONCE,
+    DEADLINE,
     OTHER_WORKER,
     TERM,
     WORKER,
@@ -13,10 +18,12 @@ from contract.postgres_sessions import (
     lead,
     new_task,
 )
-from windlass.model.errors import NotLeader
+from windlass.maintenance.schedules import Firing
+from windlass.model.errors import NotLeader, StoreBusy
 from windlass.model.schedule import Overlap, Schedule, ScheduleChanges, SlotDecision, Timing
 from windlass.model.task import NewTask
 from windlass.policy.schedule import decide
+from windlass.store.postgres import scheduling
 from windlass.store.postgres.store import PostgresStore
 
 HOUR = timedelta(hours=1)
@@ -52,10 +59,11 @@ async def test_of_two_leaders_that_decide_at_once_the_second_fires_nothing(
     first = await sessions.begin()
     assert len(await first.store.decide_slots(decision) or []) == 1
 
-    second = await sessions.blocked(store.decide_slots(other), by=first)
+    with pytest.raises(StoreBusy, match="another transaction holds schedule 'hourly'"):
+        await store.decide_slots(other)
     await first.commit()
 
-    assert await second is None
+    assert await store.decide_slots(other) is None
     assert len(await store.slots("hourly", 10)) == 1
 
 
@@ -67,14 +75,15 @@ async def test_a_decision_that_is_rolled_back_leaves_the_slot_to_the_next(
     first = await sessions.begin()
     await first.store.decide_slots(decision)
 
-    second = await sessions.blocked(store.decide_slots(other), by=first)
+    with pytest.raises(StoreBusy):
+        await store.decide_slots(other)
     await first.rollback()
 
-    assert len(await second or []) == 1
+    assert len(await store.decide_slots(other) or []) == 1
 
 
 @pytest.mark.parametrize("change", ["pause", "retire", "alter"])
-async def test_a_decision_that_waits_for_a_change_is_void(
+async def test_a_decision_on_what_somebody_changes_is_void(
     store: PostgresStore, sessions: Sessions, change: str
 ) -> None:
     decision = await a_due_slot(store, sessions)
@@ -87,10 +96,85 @@ async def test_a_decision_that_waits_for_a_change_is_void(
         altered = Schedule(name="hourly", timing=HOURLY.timing, task=HOURLY.task, catch_up=5)
         await changing.store.register_schedules("shop", [altered])
 
-    deciding = await sessions.blocked(store.decide_slots(decision), by=changing)
+    with pytest.raises(StoreBusy):
+        await store.decide_slots(decision)
     await changing.commit()
 
-    assert await deciding is None
+    assert await store.decide_slots(decision) is None
+
+
+HOLDS = {
+    "its row": "UPDATE windlass.schedule SET jitter = jitter WHERE name = 'hourly'",
+    "its slot": "INSERT INTO windlass.slot (schedule, slot_at, state, decided_at) "
+    "SELECT 'hourly', to_timestamp(floor(extract(epoch FROM windlass.clock()) / 3600) * 3600), 'skipped', now()",
+    "the table of schedules": "LOCK TABLE windlass.schedule IN EXCLUSIVE MODE",
+    "the table of slots": "LOCK TABLE windlass.slot IN SHARE MODE",
+}
+
+
+@pytest.mark.parametrize("what", HOLDS)
+async def test_a_decision_waits_for_nobody(
+    store: PostgresStore, sessions: Sessions, what: str
+) -> None:
+    decision = await a_due_slot(store, sessions)
+    holding = await sessions.begin()
+    await holding.connection.execute(HOLDS[what])
+
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(StoreBusy):
+            await store.decide_slots(decision, leadership=await lead(store))
+
+    await holding.rollback()
+    assert len(await store.decide_slots(decision) or []) == 1
+
+
+@pytest.mark.parametrize("what", ["its row", "its slot"])
+async def test_the_others_are_fired_while_one_is_held(
+    store: PostgresStore, sessions: Sessions, what: str
+) -> None:
+    many = [HOURLY, *(replace(HOURLY, name=name) for name in ("a", "z"))]
+    await store.register_schedules("shop", many)
+    leadership = await lead(store)
+    firing = Firing(store, new_ids)
+    await firing(leadership)
+    await sessions.advance(HOUR)
+    leadership = await lead(store)
+    holding = await sessions.begin()
+    await holding.connection.execute(HOLDS[what])
+
+    again = await firing(leadership)
+
+    assert 0 < again <= 1
+    assert [len(await store.slots(name, 10)) for name in ("a", "hourly", "z")] == [1, 0, 1]
+    await holding.rollback()
+    assert len(await store.decide_slots(await due_decision(store)) or []) == 1
+
+
+@pytest.mark.parametrize("what", ["its row", "the table of schedules", "the table of slots"])
+async def test_who_prunes_slots_waits_for_nobody_for_long(
+    store: PostgresStore, sessions: Sessions, what: str
+) -> None:
+    await store.decide_slots(await a_due_slot(store, sessions))
+    leadership = await lead(store)
+    holding = await sessions.begin()
+    await holding.connection.execute(HOLDS[what])
+
+    async with asyncio.timeout(AT_ONCE):
+        with suppress(StoreBusy):
+            await store.prune_slots(most=0, leadership=leadership)
+
+
+@pytest.mark.parametrize("what", ["its row", "the table of schedules"])
+async def test_who_registers_waits_for_nobody_for_long(
+    store: PostgresStore, sessions: Sessions, what: str
+) -> None:
+    await store.register_schedules("shop", [HOURLY])
+    holding = await sessions.begin()
+    await holding.connection.execute(HOLDS[what])
+
+    async with asyncio.timeout(AT_ONCE):
+        with pytest.raises(StoreBusy):
+            await store.register_schedules("shop", [HOURLY])
 
 
 async def test_a_pause_waits_for_a_decision_and_holds_from_then_on(
@@ -109,8 +193,9 @@ async def test_a_pause_waits_for_a_decision_and_holds_from_then_on(
 
 
 async def test_workers_that_start_together_wait_for_each_other_once(
-    store: PostgresStore, sessions: Sessions
+    store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scheduling, "REGISTER_PATIENCE", timedelta(seconds=DEADLINE))
     first = await sessions.begin()
     await first.store.register_schedules("shop", [HOURLY])
 

@@ -444,6 +444,12 @@ async def run_schedule(scene: Scene) -> Call:
     return lambda store, again: store.run_schedule("nightly", task_id)
 
 
+@scenario("schedule_in", if_done=ANYTHING)
+async def schedule_in(scene: Scene) -> Call:
+    await scene.around.register_schedules("shop:app", [NIGHTLY])
+    return lambda store, again: store.schedule_in()
+
+
 @scenario("due_schedules", if_done=ANYTHING)
 async def due_schedules(scene: Scene) -> Call:
     await scene.around.register_schedules("shop:app", [NIGHTLY])

@@ -15,6 +15,8 @@ LOOKED_BACK = 100  # slots, for a task of a schedule that has not ended
 CHANGED = "the schedule was changed before it was fired"
 PAUSED = "the schedule was paused before it was fired"
 RETIRED = "the schedule was retired before it was fired"
+MISSED = "missed"
+HELD = "held by another transaction"
 
 _LONGEST_SHOWN = 100  # characters
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from windlass.model.errors import ConfigurationError
-from windlass.model.limits import PAUSED
+from windlass.model.limits import HELD, MISSED, PAUSED
 from windlass.model.schedule import (
     DueSchedule,
     Overlap,
@@ -115,13 +115,16 @@ def _passed_interval(every: timedelta, start: datetime, end: datetime, most: int
     )
 
 
-def decide(due: DueSchedule, new_ids: NewIds) -> SlotDecision:
-    """Say what becomes of every slot up to now. The same slots are never decided on differently by two."""
+def decide(due: DueSchedule, new_ids: NewIds, *, was_held: bool = False) -> SlotDecision:
+    """Say what becomes of every slot up to now. The same slots are never decided on differently by two.
+
+    `was_held`: it could not be decided on before, since somebody held the schedule.
+    """
     schedule, now = due.schedule, due.now
     is_set_back = now < due.decided_until
     slots: list[Slot] = []
     since = _until_resumed(due, slots)
-    chosen = _caught_up(due, since, slots)
+    chosen = _caught_up(due, since, slots, HELD if was_held else MISSED)
     # What was passed over is not settled: a clock that had jumped ahead may come by again, and then it is fired.
     settled = _with_stretch(
         due.settled, slots[-1].at if slots else min(due.decided_until, now), now
@@ -211,10 +214,12 @@ def _passed_over(due: DueSchedule, since: datetime, until: datetime, reason: str
     ]
 
 
-def _caught_up(due: DueSchedule, since: datetime, slots: list[Slot]) -> Sequence[datetime]:
+def _caught_up(
+    due: DueSchedule, since: datetime, slots: list[Slot], why: str
+) -> Sequence[datetime]:
     """Choose the slots to fire, and note the others as skipped."""
     schedule, now = due.schedule, due.now
-    reason = f"missed; {_said(schedule.catch_up)} caught up with"
+    reason = f"{why}; {_said(schedule.catch_up)} caught up with"
     # What is settled was later than this: nobody catches up with what came before.
     begin = max([since, *(min(one.end, now) for one in due.settled if one.begin < now)])
     slots += _passed_over(due, since, begin, reason)
@@ -223,7 +228,7 @@ def _caught_up(due: DueSchedule, since: datetime, slots: list[Slot]) -> Sequence
     if schedule.catch_up or not found.latest or now - found.latest[-1] <= ON_TIME:
         return found.latest
     (late,) = found.latest
-    slots.append(Slot(late, SlotState.SKIPPED, reason="missed; none is caught up with"))
+    slots.append(Slot(late, SlotState.SKIPPED, reason=f"{why}; none is caught up with"))
     return ()
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from windlass.model.errors import StoreUnavailable
+from windlass.model.errors import StoreBusy, StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerOrder
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
@@ -48,6 +48,7 @@ INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 STUCK_AFTER = 60.0  # seconds without a turn of the event loop
 STOPPING = "stopping"
+REGISTER_EVERY = 1.0  # seconds, while somebody holds the schedules
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
 
@@ -138,6 +139,7 @@ class Worker:
             self._give_up_process if options.process else None,
             must_end=self._must_end,
         )
+        self._has_registered_schedules = True  # or has none; False: somebody holds them
         self._asked_at: float | None = None  # to stop, by the monotonic clock
         self.is_exhausted = False  # another process should take the place of this one
         self._beating_heart: Heartbeat | None = None
@@ -406,6 +408,12 @@ class Worker:
                 for slots in self._all_slots
             ),
         ]
+        if not self._has_registered_schedules:
+            services.append(
+                asyncio.create_task(
+                    self._register_held_schedules(stop_services), name="windlass-schedules"
+                )
+            )
         if shared := [one for one in self._registry.breakers.values() if one.settings.shared]:
             sharing = Sharing(store=self._store, breakers=shared)
             services.append(
@@ -504,10 +512,27 @@ class Worker:
         owner, schedules = self._options.owner, self._options.schedules
         if not (owner or schedules):
             return
-        changes = await self._store.register_schedules(owner, schedules)
+        try:
+            changes = await self._store.register_schedules(owner, schedules)
+        except StoreBusy as error:  # what somebody holds keeps no worker from its tasks
+            if self._has_registered_schedules:
+                self._has_registered_schedules = False
+                emit("schedule.held", owner=owner, error=error)
+            return
+        self._has_registered_schedules = True
         for what, names in changes._asdict().items():
             if names:
                 emit(f"schedule.{what}", owner=owner, schedules=", ".join(names))
+
+    async def _register_held_schedules(self, stop: Stop) -> None:
+        """Make them known once nobody holds them."""
+        while not (self._has_registered_schedules or await stop.wait(REGISTER_EVERY)):
+            try:
+                async with answered_within(patience(self._lease)):
+                    await self._register_schedules()
+            except StoreUnavailable as error:
+                emit("store.unavailable", doing="register schedules", error=error)
+        await stop.wait()
 
     def _heartbeat(self) -> Heartbeat:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """The store as its users see it: one small Protocol per reader. One method is one transaction."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -590,8 +590,13 @@ class ScheduleStore(Protocol):
 class FireStore(Protocol):
     """What the leader does for schedules."""
 
-    async def due_schedules(self, limit: int) -> list[DueSchedule]:
-        """Return up to `limit` schedules that want a decision, the longest due first.
+    async def schedule_in(self, *, without: Collection[str] = ()) -> float | None:
+        """Return in how many seconds a schedule wants a decision; None: none does. But for some, by name."""
+
+    async def due_schedules(
+        self, limit: int, *, without: Collection[str] = ()
+    ) -> list[DueSchedule]:
+        """Return up to `limit` schedules that want a decision, the longest due first; but for some, by name.
 
         Those whose next slot has come, and those that were decided on ahead of a clock that was set back.
         """
@@ -602,7 +607,7 @@ class FireStore(Protocol):
         """Write what became of slots, with the tasks that they enqueue; return which were.
 
         None if the schedule was changed or decided on since it was read: nothing is written. A slot that was
-        decided on before stays as it is, and enqueues nothing.
+        decided on before stays as it is, and enqueues nothing. What somebody holds is not waited for: `StoreBusy`.
         """
 
     async def prune_slots(self, *, most: int, leadership: Leadership) -> int:

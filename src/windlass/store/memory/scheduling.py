@@ -1,6 +1,6 @@
 """Schedules in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -122,12 +122,18 @@ class ScheduleVerbs(LeadVerbs):
         )
 
     @transaction
-    async def due_schedules(self, limit: int) -> list[DueSchedule]:
+    async def schedule_in(self, *, without: Collection[str] = ()) -> float | None:
+        return self._schedule_in(without)
+
+    @transaction
+    async def due_schedules(
+        self, limit: int, *, without: Collection[str] = ()
+    ) -> list[DueSchedule]:
         now = self._clock()
         due = sorted(
             (entry.look_at(now), name)
             for name, entry in self._schedules.items()
-            if entry.is_active and entry.look_at(now) <= now
+            if entry.is_active and entry.look_at(now) <= now and name not in without
         )
         entries = [self._schedules[name] for _, name in due[:limit]]
         return [

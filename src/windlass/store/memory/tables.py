@@ -2,7 +2,7 @@
 
 import functools
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -119,12 +119,12 @@ class MemoryTables:
         ordered, self._ordered = self._ordered, []
         return [(tell, worker_id) for worker_id in ordered for tell in self._order_listeners]
 
-    def _schedule_in(self) -> float | None:
+    def _schedule_in(self, without: Collection[str] = ()) -> float | None:
         now = self._clock()
         waits = [
             (entry.look_at(now) - now).total_seconds()
-            for entry in self._schedules.values()
-            if entry.is_active
+            for name, entry in self._schedules.items()
+            if entry.is_active and name not in without
         ]
         return min(waits, default=None)
 

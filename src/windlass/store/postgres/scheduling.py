@@ -1,6 +1,6 @@
 """Schedules on PostgreSQL."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -12,7 +12,7 @@ import asyncpg
 import msgspec
 
 from windlass.encoding import decode_json
-from windlass.model.errors import ScheduleNotFound
+from windlass.model.errors import ScheduleNotFound, StoreBusy
 from windlass.model.limits import CHANGED, LAST_SLOTS, LOOKED_BACK, RETIRED
 from windlass.model.schedule import (
     DueSchedule,
@@ -33,6 +33,11 @@ from windlass.store.postgres.enqueueing import TaskItem, enqueue_statement, task
 from windlass.store.postgres.leading import LeadVerbs
 
 _NO_ID = UUID(int=0)
+# For what somebody holds: so long others may have to wait for what these transactions hold already.
+REGISTER_PATIENCE = timedelta(milliseconds=500)
+DECIDE_PATIENCE = timedelta(milliseconds=100)
+PRUNE_PATIENCE = timedelta(seconds=1)
+
 _NEVER = datetime.max.replace(tzinfo=UTC)  # the driver writes it as infinity
 
 
@@ -44,6 +49,7 @@ class ScheduleVerbs(LeadVerbs):
     ) -> ScheduleChanges:
         given = {one.name: one for one in sorted(schedules, key=lambda one: one.name)}
         async with self._run.transaction() as connection:
+            await self._limit_waiting(connection, REGISTER_PATIENCE)
             text = self._sql.statement("add_schedules")
             rows = await connection.fetch(text, owner, *_columns(given.values()))
             new = {row["name"] for row in rows}
@@ -109,8 +115,14 @@ class ScheduleVerbs(LeadVerbs):
         if not await self._run.fetchval("has_schedule", name):
             raise ScheduleNotFound.of(name)
 
-    async def due_schedules(self, limit: int) -> list[DueSchedule]:
-        rows = await self._run.fetch("due_schedules", limit, LOOKED_BACK)
+    async def schedule_in(self, *, without: Collection[str] = ()) -> float | None:
+        wait: float | None = await self._run.fetchval("next_schedule", list(without))
+        return wait
+
+    async def due_schedules(
+        self, limit: int, *, without: Collection[str] = ()
+    ) -> list[DueSchedule]:
+        rows = await self._run.fetch("due_schedules", limit, LOOKED_BACK, list(without))
         return [
             replace(_due(row), live_task=row["live_task"], waiting=tuple(row["waiting"]))
             for row in rows
@@ -120,13 +132,16 @@ class ScheduleVerbs(LeadVerbs):
         self, decision: SlotDecision, *, leadership: Leadership | None = None
     ) -> list[UUID] | None:
         async with self._led(leadership, confirmed=True) as connection:
-            is_valid = await connection.fetchval(
+            await self._limit_waiting(connection, DECIDE_PATIENCE)
+            row = await connection.fetchrow(
                 self._sql.statement("decide_schedule"),
                 *(decision.name, decision.revision, decision.decided_until),
                 *(decision.until, decision.next_at or _NEVER),
                 [border for stretch in decision.settled for border in stretch],
             )
-            if not is_valid:
+            if not row["is_free"]:
+                raise StoreBusy(f"another transaction holds schedule '{decision.name}'")
+            if not row["was_decided"]:
                 return None
             released = await self._release(connection, decision)
             written = await self._write_slots(
@@ -139,6 +154,9 @@ class ScheduleVerbs(LeadVerbs):
             ]
             await self._enqueue_slots(connection, tasks)
         return [task.id for task in tasks]
+
+    async def _limit_waiting(self, connection: asyncpg.Connection, patience: timedelta) -> None:
+        await connection.execute(self._sql.statement("limit_waiting"), patience)
 
     async def _release(
         self, connection: asyncpg.Connection, decision: SlotDecision
@@ -179,6 +197,7 @@ class ScheduleVerbs(LeadVerbs):
     async def prune_slots(self, *, most: int, leadership: Leadership) -> int:
         kept = self._options.retention.ended
         async with self._led(leadership) as connection:
+            await self._limit_waiting(connection, PRUNE_PATIENCE)
             text = self._sql.statement("prune_slots")
             number: int = await connection.fetchval(text, most, LAST_SLOTS, kept)
             await connection.execute(self._sql.statement("drop_retired_schedules"), kept)

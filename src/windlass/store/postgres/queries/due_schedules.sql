@@ -1,4 +1,5 @@
--- due_schedules: schedules that want a decision, with all that it depends on. $1 limit, $2 slots to look back at
+-- due_schedules: schedules that want a decision, with all that it depends on.
+-- $1 limit, $2 slots to look back at, $3 names of those that are left out
 -- One that was decided on ahead of the clock is due too: that was set back.
 SELECT
     s.name, s.cron, s.every, s.timezone, s.task::text AS task, s.overlap, s.catch_up, s.jitter,
@@ -24,5 +25,6 @@ SELECT
     ) AS waiting
 FROM windlass.schedule s
 WHERE s.is_active AND (s.look_at <= windlass.clock() OR s.decided_until > windlass.clock())
+    AND s.name <> ALL ($3::text[])
 ORDER BY s.look_at, s.name
 LIMIT $1
