@@ -61,6 +61,14 @@ async def fired(app: App, number: int, name: str = "cleanup") -> list[SlotRecord
             await asyncio.sleep(0.05)
 
 
+async def until_it_leads(app: App) -> None:
+    """Wait until a worker leads that has found no schedule."""
+    store = await app.store()
+    async with asyncio.timeout(DEADLINE):
+        while not any(one.leader for one in await store.workers()):
+            await asyncio.sleep(0.05)
+
+
 async def test_a_worker_fires_each_slot_within_a_second(database_url: str) -> None:
     app = an_app(database_url)
     app.schedule(call(app, days=7), every=timedelta(seconds=1), overlap="allow", catch_up="all")
@@ -76,6 +84,24 @@ async def test_a_worker_fires_each_slot_within_a_second(database_url: str) -> No
     assert late[len(late) // 2] < timedelta(seconds=1), late
     gaps = {later.slot_at - one.slot_at for one, later in pairwise(slots)}
     assert gaps == {timedelta(seconds=1)}
+
+
+async def test_a_leader_without_schedules_notices_the_first_one_at_once(
+    database_url: str,
+) -> None:
+    leading = an_app(database_url, service="mail", sweep=3600.0)
+    app = an_app(database_url)
+    app.schedule(call(app), every=1, overlap="allow")
+
+    async with leading.worker():
+        await until_it_leads(leading)
+        async with app.worker():
+            await fired(app, 2)
+            slots = (await app.schedules.slots("cleanup"))[::-1]
+            (schedule,) = await app.schedules.list()
+
+    assert {one.state for one in slots} == {SlotState.FIRED}
+    assert slots[0].slot_at - schedule.registered_at < timedelta(seconds=1)
 
 
 async def test_workers_share_the_slots(database_url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from unit.moved_clock import MovedClock
 from windlass.maintenance import chores as chores_module
 from windlass.maintenance import leader as leader_module
-from windlass.maintenance.chores import Chore
+from windlass.maintenance.chores import FIRE_SCHEDULES, Chore
 from windlass.maintenance.leader import Leader
 from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.task import Leadership, Rescued
@@ -39,10 +39,10 @@ class Seat:
         self.resigned.append(leadership)
 
 
-def leader(seat: Seat, *chores: Chore) -> Leader:
+def leader(seat: Seat, *chores: Chore, term: float = 0.3) -> Leader:
     clock = ClockWatch(lease=LEASE, heartbeat=LEASE / 3)
-    term = timedelta(seconds=0.3)
-    return Leader(store=seat, candidate=ME, term=term, clock=clock, chores=chores)
+    lasts = timedelta(seconds=term)
+    return Leader(store=seat, candidate=ME, term=lasts, clock=clock, chores=chores)
 
 
 async def test_who_is_not_elected_does_nothing_and_asks_again() -> None:
@@ -103,6 +103,36 @@ async def test_a_chore_that_fails_or_hangs_does_not_stop_the_others() -> None:
     await asyncio.wait_for(leader(seat, *chores).run(stop), 10)
 
     assert done == ["fails", "hangs", "works"]
+
+
+async def test_schedules_are_looked_at_at_once_when_there_is_another() -> None:
+    seat = Seat([Leadership(ME, 1)])
+    stop = Stop()
+    looks: list[str] = []
+
+    async def fire(_: Leadership) -> bool:
+        looks.append("fire")
+        if len(looks) == 2:  # while it is under way, too
+            candidate.look_at_schedules()
+        elif len(looks) == 4:
+            asyncio.get_running_loop().call_soon(candidate.look_at_schedules)
+        else:
+            stop.set()
+        return False
+
+    async def other(_: Leadership) -> bool:
+        looks.append("other")
+        return False
+
+    candidate = leader(
+        seat,
+        Chore("other", 3600, other),
+        Chore(FIRE_SCHEDULES, 3600, fire, look_again=lambda: looks.append("anew")),
+        term=3600,
+    )
+    await asyncio.wait_for(candidate.run(stop), 10)
+
+    assert looks == ["other", "fire", "anew", "fire", "anew", "fire"]
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ async def test_a_fetcher_is_woken_in_its_own_thread(
 
     @asynccontextmanager
     async def overheard(
-        self: MemoryStore, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+        self: MemoryStore, wake: Wake, **others: Callable[..., None] | None
     ) -> AsyncIterator[Listening]:
-        async with listen(self, wake, ordered=ordered) as listening:
+        async with listen(self, wake, **others) as listening:
             told.put_nowait(wake)
             yield listening
 

@@ -27,6 +27,7 @@ COUNT_EVERY = 15.0  # seconds
 TIDY_EVERY = 300.0  # seconds, also if nothing seems to want it
 REPLAY_EVERY = 10.0  # seconds
 REMOVE_EVERY = 60.0  # seconds
+FIRE_SCHEDULES = "fire-schedules"
 
 
 @dataclass(slots=True)
@@ -41,15 +42,24 @@ class Chore:
     hangs: int = 0  # how often in a row it did not end in time
     at_most: float = 1.0  # part of the time it may take: if it takes long it is done less often
     is_duty: bool = True  # False: nobody fares worse without it than without this leader
+    look_again: Callable[[], None] | None = None  # what was seen of it before is not so any more
+    is_hurried: bool = False
 
     def is_due(self, now: float) -> bool:
         """Whether it is time."""
         return now >= self.due_at
 
+    def hurry(self) -> None:
+        """Let it be done at once, and once more if it is under way."""
+        self.is_hurried, self.due_at = True, 0.0
+
     async def run(self, leadership: Leadership) -> None:
         """Do it, and plan the next time."""
         began = time.monotonic()
         has_more: bool | float = False
+        if self.is_hurried and self.look_again is not None:
+            self.look_again()
+        self.is_hurried = False
         try:
             has_more = await self.call(leadership)
         finally:  # also if it took so long that it was given up
@@ -59,6 +69,8 @@ class Chore:
                 self.due_at = began + (0.0 if has_more else wait)
             else:
                 self.due_at = ended + min(self.every, has_more)
+            if self.is_hurried:
+                self.due_at = began
 
 
 class QueueStore(Protocol):
@@ -95,6 +107,10 @@ class Lookout:
         self._due = Due(datetime.max.replace(tzinfo=UTC))  # whatever there may be
         self._is_believed = False
         self._again_at = 0.0  # monotonic
+
+    def forget(self) -> None:
+        """Look anew the next time."""
+        self._again_at = 0.0
 
     async def look(self) -> tuple[Due, bool]:
         """Return what there may be to do, and whether leases that seem to be over are to be believed so."""
@@ -242,7 +258,7 @@ def chores(
         ]
     )
     return [
-        Chore("fire-schedules", sweep, partial(_fire, lookout, firing)),
+        Chore(FIRE_SCHEDULES, sweep, partial(_fire, lookout, firing), look_again=lookout.forget),
         Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
         Chore("open-gates", sweep, partial(_open_gates, store, lookout), at_most=1 / 20),

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from windlass.maintenance.chores import Chore
+from windlass.maintenance.chores import FIRE_SCHEDULES, Chore
 from windlass.model.errors import NotLeader, StoreUnavailable
 from windlass.model.limits import MARGIN
 from windlass.model.task import Leadership
-from windlass.service import Stop, answered_within
+from windlass.service import Stop, answered_within, is_set_within
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import LeadStore
 from windlass.telemetry import emit
@@ -38,6 +38,7 @@ class Leader:
         self._chores = chores
         self._held: Leadership | None = None
         self._trusted_until = 0.0
+        self._hurried = asyncio.Event()  # a chore is to be done at once, or this is to stop
         self._third = term.total_seconds() / 3
         self._aside_until = 0.0  # monotonic, after stepping down: let others have the seat first
 
@@ -49,8 +50,16 @@ class Leader:
     def _trusted(self) -> Leadership | None:
         return self._held if time.monotonic() < self._trusted_until else None
 
+    def look_at_schedules(self) -> None:
+        """Look at schedules at once, if this one leads: there is another one."""
+        for chore in self._chores:
+            if chore.name == FIRE_SCHEDULES:
+                chore.hurry()
+        self._hurried.set()
+
     async def run(self, stop: Stop) -> None:
         """Stand for election until asked to stop, then resign."""
+        stop.tell(self._hurried)
         while not stop:
             if time.monotonic() >= self._aside_until:
                 await self._elect()
@@ -92,7 +101,8 @@ class Leader:
                 if chore.is_due(time.monotonic()):
                     await self._do(chore, held)
             due_next = min(chore.due_at for chore in self._chores)
-            await stop.wait(max(0.01, min(until, due_next) - time.monotonic()))
+            await is_set_within(self._hurried, max(0.01, min(until, due_next) - time.monotonic()))
+            self._hurried.clear()
 
     async def _do(self, chore: Chore, held: Leadership) -> None:
         hangs, chore.hangs = chore.hangs, 0

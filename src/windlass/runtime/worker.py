@@ -62,6 +62,9 @@ class Companion(Protocol):
     async def run(self, stop: Stop) -> None:
         """Stand for election and do what a leader does."""
 
+    def look_at_schedules(self) -> None:
+        """Look at schedules at once, if this worker leads: there is another one."""
+
 
 class Worker:
     """Fetcher → executor → committer, with a heart and a buffer."""
@@ -578,7 +581,12 @@ class Worker:
             if worker_id == self._options.info.id and heart is not None:
                 heart.beat_now()  # whose answer says what was ordered
 
-        async with self._store.listen(wake, ordered=ordered) as self._listening:
+        def scheduled() -> None:
+            loop.call_soon_threadsafe(self._companion.look_at_schedules)
+
+        async with self._store.listen(
+            wake, ordered=ordered, scheduled=scheduled
+        ) as self._listening:
             await self._fetchers.run(stop)
 
     async def _until_stop(self, until_idle: bool) -> None:

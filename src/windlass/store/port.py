@@ -686,11 +686,16 @@ class WakeStore(Protocol):
     """How a fetcher hears of new work before it polls."""
 
     def listen(
-        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+        self,
+        wake: Wake,
+        *,
+        ordered: Callable[[UUID], None] | None = None,
+        scheduled: Callable[[], None] | None = None,
     ) -> AbstractAsyncContextManager[Listening]:
         """Call `wake` whenever there may be work, until the context is left.
 
-        And `ordered`, from any thread, with the id of each worker of whom somebody asks something.
+        And `ordered`, from any thread, with the id of each worker of whom somebody asks something, and `scheduled`
+        when there is a schedule that wants a first decision.
         """
 
 

@@ -55,6 +55,7 @@ class ScheduleVerbs(LeadVerbs):
                 changed.append(schedule.name)
             known.schedule, known.registered_at = schedule, now
             known.revision += 1
+        self._has_new_schedules = bool(added or changed or taken_over)
         names = {schedule.name for schedule in schedules}
         retired = [
             name
@@ -101,6 +102,7 @@ class ScheduleVerbs(LeadVerbs):
         entry.resumed_at = self._clock()
         entry.is_planned = False
         entry.revision += 1
+        self._has_new_schedules = True
         return True
 
     @transaction

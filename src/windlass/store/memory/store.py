@@ -53,10 +53,14 @@ class MemoryStore(
         """Do nothing: it is always there."""
 
     def listen(
-        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+        self,
+        wake: Wake,
+        *,
+        ordered: Callable[[UUID], None] | None = None,
+        scheduled: Callable[[], None] | None = None,
     ) -> AbstractAsyncContextManager[NoTrouble]:
-        """Call `wake`, from any thread, whenever there may be work, and `ordered` of whom something is asked."""
-        return self._listening(wake, ordered or _ignore)
+        """Call these from any thread: `wake` whenever there may be work, `ordered` of whom something is asked."""
+        return self._listening(wake, ordered or _ignore, scheduled)
 
     def wake(self) -> None:
         """Wake whoever listens: time has passed."""
@@ -67,17 +71,24 @@ class MemoryStore(
 
     @asynccontextmanager
     async def _listening(
-        self, wake: Wake, ordered: Callable[[UUID], None]
+        self,
+        wake: Wake,
+        ordered: Callable[[UUID], None],
+        scheduled: Callable[[], None] | None,
     ) -> AsyncIterator[NoTrouble]:
         with self._lock:
             self._listeners.append(wake)
             self._order_listeners.append(ordered)
+            if scheduled is not None:
+                self._schedule_listeners.append(scheduled)
         try:
             yield NoTrouble()
         finally:
             with self._lock:
                 self._listeners.remove(wake)
                 self._order_listeners.remove(ordered)
+                if scheduled is not None:
+                    self._schedule_listeners.remove(scheduled)
 
 
 def _ignore(_: UUID) -> None:

@@ -59,7 +59,8 @@ def transaction(verb: _Verb[_S, _P, _R]) -> _Verb[_S, _P, _R]:
             store._call_entered()  # noqa: SLF001
             listeners = store._take_listeners()  # noqa: SLF001 - and its own method
             orders = store._take_orders()  # noqa: SLF001
-        for wake in listeners:
+            scheduled = store._take_schedule_listeners()  # noqa: SLF001
+        for wake in (*listeners, *scheduled):
             wake()
         for tell, worker_id in orders:
             tell(worker_id)
@@ -112,8 +113,14 @@ class MemoryTables:
         self._fences = count(1)
         self._listeners: list[Callable[[], None]] = []
         self._has_news = False
+        self._schedule_listeners: list[Callable[[], None]] = []
+        self._has_new_schedules = False
         self._order_listeners: list[Callable[[UUID], None]] = []
         self._ordered: list[UUID] = []  # workers of whom something was just asked
+
+    def _take_schedule_listeners(self) -> list[Callable[[], None]]:
+        has_new, self._has_new_schedules = self._has_new_schedules, False
+        return list(self._schedule_listeners) if has_new else []
 
     def _take_orders(self) -> list[tuple[Callable[[UUID], None], UUID]]:
         ordered, self._ordered = self._ordered, []

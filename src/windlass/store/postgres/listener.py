@@ -30,6 +30,7 @@ LONGEST_UNTIL_MENDED = 30.0  # seconds before it is tried again after what other
 ENDED = "the session that listened was ended"
 _NAMED = re.compile(r"(-?[0-9]{1,19})(?: ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}))?", re.ASCII)
 _ORDER = re.compile(r"order ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.ASCII)
+SCHEDULES = "schedules"
 DEAF = (
     "wake-ups are off and new work is found by polling, since {}; set direct_url to a URL of this "
     "database on the server itself, with no pooler in transaction mode before it"
@@ -45,11 +46,13 @@ class Listener:
         sql: SqlFiles,
         run: Statements,
         ordered: Callable[[UUID], None] | None = None,
+        scheduled: Callable[[], None] | None = None,
     ) -> None:
         self._route = route
         self._sql = sql
         self._run = run
         self._ordered = ordered  # told of the worker of whom something was asked
+        self._scheduled = scheduled  # told that there is another schedule
         self._wake_channel = sql.in_schema("windlass.wake")
         self._echo_channel = sql.in_schema("windlass.echo")
         self._tried = asyncio.Event()
@@ -100,7 +103,10 @@ class Listener:
 
         def notified(_connection: Any, _process: int, _channel: str, said: str) -> None:
             order = _ORDER.fullmatch(said)
-            if order is None:
+            if said == SCHEDULES:
+                if self._scheduled is not None:
+                    self._scheduled()
+            elif order is None:
                 wake(*_named(said))
             elif self._ordered is not None:
                 self._ordered(UUID(order[1]))

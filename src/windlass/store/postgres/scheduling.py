@@ -77,6 +77,8 @@ class ScheduleVerbs(LeadVerbs):
                 await connection.execute(self._sql.statement("retire_schedules"), retired)
                 text = self._sql.statement("skip_waiting_slots")
                 await connection.execute(text, retired, RETIRED)
+            if new or stale:
+                await connection.execute(self._sql.statement("tell_of_schedules"))
         added = tuple(sorted({*new, *revived}))
         return ScheduleChanges(added, tuple(changed), tuple(retired), tuple(taken))
 

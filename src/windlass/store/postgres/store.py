@@ -81,11 +81,15 @@ class PostgresStore(
         await self._schema.check(self._run)
 
     def listen(
-        self, wake: Wake, *, ordered: Callable[[UUID], None] | None = None
+        self,
+        wake: Wake,
+        *,
+        ordered: Callable[[UUID], None] | None = None,
+        scheduled: Callable[[], None] | None = None,
     ) -> AbstractAsyncContextManager[Listening]:
         if self._direct.pooler:
             return _deaf()
-        return Listener(self._direct, self._sql, self._run, ordered).listening(wake)
+        return Listener(self._direct, self._sql, self._run, ordered, scheduled).listening(wake)
 
 
 @asynccontextmanager

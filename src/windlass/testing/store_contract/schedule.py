@@ -669,6 +669,33 @@ class FireRules(_Schedules):
         await self.register(store, a_schedule())
         assert (await self.known(store)).paused_at is None
 
+    @needs("wakeups")
+    async def test_whoever_listens_is_told_of_what_wants_a_first_decision(
+        self, store: Store
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[str] = asyncio.Queue()
+        doing = ""
+
+        def scheduled() -> None:
+            loop.call_soon_threadsafe(told.put_nowait, doing)
+
+        async with store.listen(lambda *_: None, scheduled=scheduled), asyncio.timeout(10):
+            for doing in ("added", "changed", "resumed", "revived"):
+                timing = HOURLY if doing == "added" else Timing(every=2 * HOUR)
+                if doing == "resumed":
+                    await store.pause_schedule("hourly")
+                    await store.resume_schedule("hourly")
+                else:
+                    if doing == "revived":
+                        await self.register(store)
+                    await self.register(store, a_schedule(timing=timing))
+                assert await told.get() == doing
+            await self.register(store, a_schedule(timing=timing))
+            await store.pause_schedule("hourly")
+
+        assert told.empty()
+
     async def test_some_may_be_left_out(self, store: Store) -> None:
         await self.register(store, *map(a_schedule, "ab"))
         await self.fire(store)

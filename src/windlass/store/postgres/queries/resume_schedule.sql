@@ -1,4 +1,5 @@
 -- resume_schedule: fire slots from now on, and say whether it was paused; nothing if it is not known. $1 name
+-- Tells the leader, as tell_of_schedules does: it may be the only schedule.
 -- Locks the row first: whoever waited decides on what was written meanwhile.
 WITH known AS MATERIALIZED (
     SELECT s.name, s.is_active
@@ -13,5 +14,5 @@ WITH known AS MATERIALIZED (
     FROM known k
     WHERE s.name = k.name AND NOT k.is_active
 )
-SELECT NOT k.is_active
+SELECT NOT k.is_active, CASE WHEN NOT k.is_active THEN pg_notify('windlass.wake', 'schedules') END
 FROM known k
