@@ -198,6 +198,22 @@ def test_a_clock_that_was_ahead_and_is_set_right_fires_what_it_jumped_over() -> 
     assert fired == [*there, *back[1:]]  # from the moment on at which it was noticed
 
 
+@pytest.mark.parametrize("timing", [Timing(every=24 * HOUR), Timing(cron="0 0 * * *")])
+@pytest.mark.parametrize("catch_up", [0, 1, 3])
+@pytest.mark.parametrize("late", [timedelta(0), timedelta(milliseconds=20)])
+def test_a_clock_that_was_ahead_fires_the_last_that_it_jumped_over_too(
+    timing: Timing, catch_up: int, late: timedelta
+) -> None:
+    day = 24 * HOUR
+    days = [NOON.replace(hour=0) + k * day + late for k in range(1, 12)]
+
+    fired = replay(
+        [NOON, days[0], NOON + 7 * day, NOON + day, *days[1:]], timing, catch_up=catch_up
+    )
+
+    assert sorted(fired) == [one - late for one in days]
+
+
 def test_a_clock_that_was_set_back_says_until_when_nothing_is_fired() -> None:
     due = DueSchedule(
         schedule=a_schedule(EVERY_MINUTE[0]),
@@ -226,8 +242,9 @@ def test_of_many_stretches_the_oldest_are_joined() -> None:
         settled = decide(due, new_ids).settled
 
     assert len(settled) == STRETCHES
-    assert settled[0].begin == NOON + HOUR - MINUTE
-    assert settled[-1] == (outages[-1] - MINUTE, outages[-1])
+    moment = timedelta(microseconds=1)
+    assert settled[0].begin == NOON + HOUR - moment
+    assert settled[-1] == (outages[-1] - moment, outages[-1])
 
 
 def test_intervals_are_counted_from_the_epoch() -> None:

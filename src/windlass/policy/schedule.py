@@ -126,9 +126,11 @@ def decide(due: DueSchedule, new_ids: NewIds, *, was_held: bool = False) -> Slot
     since = _until_resumed(due, slots)
     chosen = _caught_up(due, since, slots, HELD if was_held else MISSED)
     # What was passed over is not settled: a clock that had jumped ahead may come by again, and then it is fired.
-    settled = _with_stretch(
-        due.settled, slots[-1].at if slots else min(due.decided_until, now), now
-    )
+    if not slots:
+        begin = min(due.decided_until, now)
+    else:
+        begin = chosen[0] - _MICROSECOND if chosen else now
+    settled = _with_stretch(due.settled, begin, now)
     gate = _Gate(due, new_ids)
     released = [gate.fire(at) for at in due.waiting if gate.is_free]
     waiting = len(due.waiting) - len(released)

@@ -607,7 +607,7 @@ class FireStore(Protocol):
         """Write what became of slots, with the tasks that they enqueue; return which were.
 
         None if the schedule was changed or decided on since it was read: nothing is written. A slot that was
-        decided on before stays as it is, and enqueues nothing. What somebody holds is not waited for: `StoreBusy`.
+        decided on before stays as it is, and enqueues nothing, unless it was skipped and is not now. What somebody holds is not waited for: `StoreBusy`.
         """
 
     async def prune_slots(self, *, most: int, leadership: Leadership) -> int:

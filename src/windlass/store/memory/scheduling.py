@@ -166,7 +166,7 @@ class ScheduleVerbs(LeadVerbs):
         entry.decided_until, entry.next_at = decision.until, decision.next_at
         entry.settled = decision.settled
         entry.is_planned, entry.paused_at, entry.resumed_at = True, None, None
-        new = [slot for slot in decision.slots if (slot.at, False) not in entry.slots]
+        new = [slot for slot in decision.slots if _is_news(slot, entry)]
         released = [slot for slot in decision.released if slot.at in _waiting(entry)]
         now = self._clock()
         fired = []
@@ -204,6 +204,13 @@ def _give_up(entry: ScheduleEntry, now: datetime, reason: str) -> None:
     for slot in given_up(_due(entry, now), reason):
         entry.slots.setdefault((slot.at, False), _slot_record(slot, now))
     entry.renew(now)
+
+
+def _is_news(slot: Slot, entry: ScheduleEntry) -> bool:
+    known = entry.slots.get((slot.at, False))
+    if known is None:
+        return True
+    return known.state is SlotState.SKIPPED and slot.state is not SlotState.SKIPPED
 
 
 def _due(entry: ScheduleEntry, now: datetime) -> DueSchedule:

@@ -460,6 +460,29 @@ class FireRules(_Schedules):
 
         assert len(await self.fire(store)) == 1
 
+    @pytest.mark.parametrize("overlap", Overlap)
+    async def test_each_slot_that_a_clock_jumped_over_is_fired_on_time(
+        self, store: Store, overlap: Overlap
+    ) -> None:
+        await self.planned(store, overlap=overlap)
+        await self.advance(store, 5 * HOUR)
+        ahead = await self.fire(store)
+        await self.advance(store, -5 * HOUR)
+        await self.fire(store)
+        if overlap is not Overlap.ALLOW:
+            await self.complete(store)
+
+        fired: list[int] = []
+        for _ in range(6):
+            await self.advance(store, HOUR)
+            fired.append(len(await self.fire(store)))
+            if fired[-1] and overlap is not Overlap.ALLOW:
+                await self.complete(store)
+
+        assert len(ahead) == 1
+        assert fired == [1, 1, 1, 1, 0, 1]
+        assert await self.states(store) == [(SlotState.FIRED, 1)] * 6
+
     async def test_a_clock_that_is_set_back_beyond_the_kept_slots_fires_none_twice(
         self, store: Store
     ) -> None:
