@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -12,7 +13,7 @@ from unit.moved_clock import MovedClock
 from windlass.maintenance import schedules as schedules_module
 from windlass.maintenance.schedules import BATCH, HELD_AGAIN, HELD_TOLD, NOTICE_EVERY, Firing
 from windlass.model.errors import StoreBusy
-from windlass.model.schedule import Overlap, Schedule, SlotDecision, Timing
+from windlass.model.schedule import DueSchedule, Overlap, Schedule, SlotDecision, Timing
 from windlass.model.task import Leadership, NewTask
 from windlass.store.memory import MemoryStore
 
@@ -35,7 +36,12 @@ class _Store(MemoryStore):
         self.locked: Collection[str] = ()
         self.waits = 0.0  # seconds until it says that one is held
         self.tried: list[str] = []
+        self.looks = 0
         self._moved = clock
+
+    async def due_schedules(self, limit: int, **without: Any) -> list[DueSchedule]:
+        self.looks += 1
+        return await super().due_schedules(limit, **without)
 
     async def decide_slots(self, decision: SlotDecision, **_: Any) -> list[UUID] | None:
         self.tried.append(decision.name)
@@ -49,17 +55,17 @@ class _Bench:
     def __init__(self, clock: MovedClock) -> None:
         self.clock = clock
         self.store = _Store(clock)
-        self._firing = Firing(self.store, lambda number: [uuid4() for _ in range(number)])
+        self.firing = Firing(self.store, lambda number: [uuid4() for _ in range(number)])
 
     async def plan(self, *names: str) -> None:
         await self.store.register_schedules("shop", [a_schedule(name) for name in names])
-        while await self._firing(LEADERSHIP) is True:
+        while await self.firing(LEADERSHIP) is True:
             pass
         self.clock.now += 60
         self.store.tried.clear()
 
     async def turn(self) -> bool | float:
-        return await self._firing(LEADERSHIP)
+        return await self.firing(LEADERSHIP)
 
     async def work(self, seconds: float) -> None:
         """Be a leader for so long."""
@@ -167,3 +173,31 @@ async def test_one_that_is_not_due_any_more_is_not_held_either(
     await bench.work(0.6)
 
     assert "schedule.held" not in caplog.text
+
+
+async def test_one_that_is_refused_is_tried_again_every_minute_and_keeps_out_no_others(
+    bench: _Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = a_schedule("b")
+    mars = replace(here, timing=Timing(cron="* * * * *", timezone="Mars"))
+    refused = [replace(mars, name=f"a{number:03}") for number in range(BATCH + 50)]
+    await bench.store.register_schedules("shop", [*refused, here])
+
+    await bench.work(130)
+
+    assert [state for state, _ in await bench.slots("b")] == ["fired"] * 2
+    assert bench.store.looks < 200
+    assert caplog.text.count("schedule.refused schedule=a000") == 1
+
+
+async def test_one_that_was_refused_is_tried_at_once_when_it_was_changed(bench: _Bench) -> None:
+    here = a_schedule("a")
+    mars = Timing(cron="* * * * *", timezone="Mars")
+    await bench.store.register_schedules("shop", [replace(here, timing=mars)])
+    await bench.turn()
+    await bench.store.register_schedules("shop", [here])
+
+    bench.firing.look_again()
+    await bench.turn()
+
+    assert bench.store.tried == ["a"]

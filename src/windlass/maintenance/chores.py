@@ -228,6 +228,10 @@ def chores(
     removing = Removing(store, most=care.most, archive=care.archive)
     firing = Firing(store, new_ids)
 
+    def look_again() -> None:
+        lookout.forget()
+        firing.look_again()
+
     async def prepare(leadership: Leadership) -> bool:
         await store.prepare_history(leadership=leadership)
         return False
@@ -258,7 +262,7 @@ def chores(
         ]
     )
     return [
-        Chore(FIRE_SCHEDULES, sweep, partial(_fire, lookout, firing), look_again=lookout.forget),
+        Chore(FIRE_SCHEDULES, sweep, partial(_fire, lookout, firing), look_again=look_again),
         Chore("rescue", sweep, partial(_rescue, store, lookout, died)),
         Chore("promote", sweep, partial(_promote, store, lookout), at_most=1 / 20),
         Chore("open-gates", sweep, partial(_open_gates, store, lookout), at_most=1 / 20),

@@ -18,6 +18,7 @@ SOON = 0.05  # seconds until what is left of a turn is gone on with
 MOST_SLOTS = 1000  # of which it is kept what became of them, for each schedule
 HELD_AGAIN = 0.5  # seconds until a schedule that somebody holds is tried again
 HELD_TOLD = 1.0  # seconds that it was held before that is told: others hold one for a moment
+REFUSED_AGAIN = 60.0  # seconds until one is tried again of which it cannot be told when it is due
 MOST_WAITED = 0.3  # seconds of a turn for what is held: the leader has other duties
 
 
@@ -30,13 +31,21 @@ class _Held:
     is_told: bool = False
 
 
+@dataclass(slots=True)
+class _Refused:
+    """A schedule of which this worker cannot tell when it is due."""
+
+    revision: int
+    again_at: float  # monotonic
+
+
 class Firing:
     """Decides on slots when they come: says in how many seconds the next one does."""
 
     def __init__(self, store: FireStore, new_ids: Callable[[int], list[UUID]]) -> None:
         self._store = store
         self._new_ids = new_ids
-        self._refused: set[tuple[str, int]] = set()  # of which it was said, by revision
+        self._refused: dict[str, _Refused] = {}
         self._held: dict[str, _Held] = {}
 
     async def __call__(self, leadership: Leadership) -> bool | float:
@@ -59,10 +68,16 @@ class Firing:
         wait = await self._store.schedule_in(without=self._aside())
         return self._rest(None if wait is None else max(wait, SOON))
 
+    def look_again(self) -> None:
+        """Try again at once what was refused: it may have been changed."""
+        for one in self._refused.values():
+            one.again_at = 0.0
+
     def _aside(self) -> list[str]:
         """Those that are not to be tried now."""
         now = time.monotonic()
-        return [name for name, held in self._held.items() if held.again_at > now]
+        held = [name for name, one in self._held.items() if one.again_at > now]
+        return held + [name for name, one in self._refused.items() if one.again_at > now]
 
     def _rest(self, wait: float | None) -> bool | float:
         """Until when there is nothing to do."""
@@ -82,10 +97,12 @@ class Firing:
         try:
             decision = decide(due, self._new_ids, was_held=name in self._held)
         except Exception as error:  # noqa: BLE001 - a zone that is not known here; the others go on
-            if (key := (name, due.revision)) not in self._refused:
-                self._refused.add(key)
+            known = self._refused.get(name)
+            if known is None or known.revision != due.revision:
                 emit("schedule.refused", schedule=name, error=error)
+            self._refused[name] = _Refused(due.revision, time.monotonic() + REFUSED_AGAIN)
             return 0.0
+        self._refused.pop(name, None)
         began = time.monotonic()
         try:
             fired = await self._store.decide_slots(decision, leadership=leadership)
