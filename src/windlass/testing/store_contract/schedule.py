@@ -567,6 +567,17 @@ class FireRules(_Schedules):
         await self.advance(store, HOUR)
         assert len(await self.fire(store)) == 1
 
+    async def test_one_that_is_resumed_wants_a_decision_at_once(self, store: Store) -> None:
+        await self.planned(store)
+        await store.pause_schedule("hourly")
+
+        await store.resume_schedule("hourly")
+
+        wait = await store.schedule_in()
+        assert wait is not None
+        assert wait <= 0
+        assert (await self.due_one(store)).resumed_at is not None
+
     async def test_a_slot_that_was_due_when_somebody_paused_says_so(self, store: Store) -> None:
         await self.planned(store)
         await self.advance(store, HOUR)
@@ -626,6 +637,26 @@ class FireRules(_Schedules):
         assert len(released) == 1
         fired = (SlotState.FIRED, 1)
         assert await self.states(store) == [fired, fired, skipped]
+        assert await self.tasks_of(store) == 2
+
+    async def test_a_slot_that_does_not_wait_any_more_is_not_released(self, store: Store) -> None:
+        await self.planned(store, overlap=Overlap.QUEUE)
+        for _ in range(2):
+            await self.advance(store, HOUR)
+            await self.fire(store)
+        await self.complete(store)
+        await self.advance(store, 2 * SECOND)
+        decision = decide(await self.due_one(store), new_ids)
+        await store.decide_slots(decision)
+        await self.complete(store)
+        due = replace(
+            decision, decided_until=decision.until, until=decision.until + timedelta(seconds=1)
+        )
+
+        again = await store.decide_slots(due)
+
+        assert again == []
+        assert await self.states(store) == [(SlotState.FIRED, 1)] * 2
         assert await self.tasks_of(store) == 2
 
     async def test_a_slot_that_waits_is_looked_at_every_second(self, store: Store) -> None:
