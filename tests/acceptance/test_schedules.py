@@ -284,6 +284,14 @@ BAD: dict[str, tuple[Callable[[App], Any], str]] = {
         "overlap 'skip': of 2 slots .* use overlap='queue'",
     ),
     "jitter": (lambda app: app.schedule(call(app), every=5, jitter=-1), "jitter -1"),
+    "jitter as long as the interval": (
+        lambda app: app.schedule(call(app), every=5, jitter=5),
+        "'cleanup': jitter 5: .* use less than every",
+    ),
+    "jitter of days": (
+        lambda app: app.schedule(call(app), cron="0 0 1 * *", jitter=timedelta(days=1, seconds=1)),
+        "use a day at most",
+    ),
     "name": (lambda app: app.schedule(call(app), every=5, name=""), "schedule name '' has 0"),
     "no call": (lambda app: app.schedule(*wrong_call("cleanup"), every=5), "give a call of a task"),
     "delay": (

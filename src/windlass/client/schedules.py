@@ -20,6 +20,7 @@ from windlass.store.port import ScheduleStore
 
 SHOWN = 5  # coming slots of a schedule
 SHORTEST = timedelta(seconds=1)
+LONGEST_JITTER = (86_400.0, "a day at most")
 LONGEST_CRON = 200  # characters
 MOST_CAUGHT_UP = 1000
 
@@ -52,13 +53,14 @@ def checked_schedule(
     name = checked_name("schedule name", call.definition.name if name is None else name)
     try:
         caught_up = _checked_catch_up(catch_up)
+        timing = _checked_timing(cron, every, timezone)
         return Schedule(
             name=name,
-            timing=_checked_timing(cron, every, timezone),
+            timing=timing,
             task=_template(call, max_payload_bytes),
             overlap=_checked_overlap(overlap, caught_up),
             catch_up=caught_up,
-            jitter=timedelta(seconds=checked_seconds("jitter", jitter)),
+            jitter=_checked_jitter(jitter, timing),
         )
     except ConfigurationError as error:
         raise ConfigurationError(f"schedule '{name}': {error}") from None
@@ -87,6 +89,16 @@ def _checked_timing(cron: Any, every: Any, timezone: Any) -> Timing:
     parse_zone(zone)
     parse_cron(cron, zone)
     return Timing(cron=cron, timezone=zone)
+
+
+def _checked_jitter(value: Any, timing: Timing) -> timedelta:
+    jitter = timedelta(seconds=checked_seconds("jitter", value, longest=LONGEST_JITTER))
+    if timing.every is not None and jitter >= timing.every:
+        raise ConfigurationError(
+            f"jitter {shown(value)}: a task would be due after the next slot ({timing.every} later); use less than "
+            "every, or leave it out"
+        )
+    return jitter
 
 
 def _checked_overlap(value: Any, caught_up: int) -> Overlap:
