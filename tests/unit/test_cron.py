@@ -201,6 +201,32 @@ def test_an_unknown_time_zone_is_refused(zone: str) -> None:
         parse_cron("0 3 * * *", zone)
 
 
+@pytest.mark.parametrize(
+    "zone", ["localtime", "posixrules", "Factory", "posix/Europe/Zurich", "right/UTC", "LOCALTIME"]
+)
+def test_a_time_zone_that_differs_from_host_to_host_is_refused(zone: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"timezone .* is not the same everywhere; use"):
+        parse_cron("0 3 * * *", zone)
+
+
+@pytest.mark.parametrize(
+    ("expression", "step"),
+    [
+        *(("*/100 * * * *", "100"), ("1/61 * * * *", "61"), ("0 0 1-31/99 * *", "99")),
+        *(("0 */25 * * *", "25"), ("0 0 * */13 *", "13"), ("0 0 * * */8", "8")),
+        *(("*/61 * * * * *", "61"), ("0,5/77 * * * *", "77"), ("0 0 L/32 * *", "32")),
+    ],
+)
+def test_a_step_that_is_longer_than_its_field_is_refused(expression: str, step: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the step '{step}' is longer than its field; "):
+        parse_cron(expression, "UTC")
+
+
+@pytest.mark.parametrize("expression", ["*/60 * * * *", "0 */24 * * *", "0 0 */31 * *"])
+def test_a_step_as_long_as_its_field_is_understood(expression: str) -> None:
+    assert next(parse_cron(expression, "UTC").after(START), None) is not None
+
+
 @pytest.mark.parametrize("expression", ["0 0 30 2 *", "0 0 31 2 *", "0 0 0 31 4,6 *"])
 def test_a_day_that_no_month_has_is_never_due(expression: str) -> None:
     with pytest.raises(ConfigurationError, match="is never due; name a day that its months have"):

@@ -17,6 +17,12 @@ SECOND = timedelta(seconds=1)
 # No zone changes its clocks twice in so short a time.
 STRIDE = timedelta(hours=12)
 
+# What a host is set to, placeholders, and copies that count leap seconds or that not every host has.
+_NOT_EVERYWHERE = ("localtime", "posixrules", "factory", "posix/", "right/")
+
+# How many values the fields have, the second first.
+_VALUES = (60, 60, 24, 31, 12, 7)
+
 _NICKNAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
@@ -120,6 +126,11 @@ def parse_cron(expression: str, timezone: str) -> Cron:
     from cronsim import CronSimError  # noqa: PLC0415 - as above
 
     cron = Cron(_NICKNAMES.get(expression.strip().lower(), expression), parse_zone(timezone))
+    if step := _step_too_long(cron.expression):
+        raise ConfigurationError(
+            f"cron {shown(expression)}: the step {shown(step)} is longer than its field; leave it out, or use a "
+            "shorter one"
+        )
     try:
         is_ever_due = next(cron.after(datetime(2000, 1, 1, tzinfo=UTC)), None) is not None
     except (CronSimError, AssertionError, TypeError, ValueError) as error:
@@ -132,6 +143,17 @@ def parse_cron(expression: str, timezone: str) -> Cron:
     if not is_ever_due:
         raise _never_due(expression)
     return cron
+
+
+def _step_too_long(expression: str) -> str:
+    """The first step that reaches beyond its field: it would be taken for none, or for a mistake of the day."""
+    fields = expression.split()
+    for field, values in zip(fields[::-1], _VALUES[::-1], strict=False):
+        for term in field.split(","):
+            step = term.partition("/")[2]
+            if step.isdecimal() and int(step) > values:
+                return step
+    return ""
 
 
 def _is_understood_in_any_month(expression: str) -> bool:
@@ -156,6 +178,10 @@ def _never_due(expression: str) -> ConfigurationError:
 @lru_cache(maxsize=1000)
 def parse_zone(name: str) -> ZoneInfo:
     """Return a time zone by its name, or raise."""
+    if name.lower().startswith(_NOT_EVERYWHERE):
+        raise ConfigurationError(
+            f"timezone {shown(name)} is not the same everywhere; use a name like 'Europe/Zurich' or 'UTC'"
+        )
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
