@@ -133,6 +133,19 @@ async def test_what_was_missed_since_it_was_held_says_so(bench: _Bench) -> None:
     assert fired == ("fired", None)
 
 
+async def test_what_was_missed_before_it_was_held_says_so(bench: _Bench) -> None:
+    await bench.plan("a")
+    bench.clock.now += 600  # no leader
+    bench.store.locked = {"a"}
+
+    await bench.work(2)
+    bench.store.locked = ()
+    await bench.work(1)
+
+    (skipped, _) = await bench.slots("a")
+    assert skipped == ("skipped", "missed; the last one alone is caught up with")
+
+
 async def test_however_many_are_held_for_however_long_the_others_are_fired(bench: _Bench) -> None:
     held = [f"a{number:03}" for number in range(2 * BATCH + 50)]
     await bench.plan(*held, "b")

@@ -8,7 +8,7 @@ from uuid import UUID
 from windlass.model.errors import StoreBusy
 from windlass.model.schedule import DueSchedule, SlotDecision, SlotState
 from windlass.model.task import Leadership
-from windlass.policy.schedule import decide
+from windlass.policy.schedule import decide, is_on_time
 from windlass.store.port import FireStore
 from windlass.telemetry import emit
 
@@ -28,6 +28,7 @@ class _Held:
 
     since: float  # monotonic, as the next one
     again_at: float
+    was_on_time: bool  # else what is missed had been missed before
     is_told: bool = False
 
 
@@ -94,8 +95,9 @@ class Firing:
     async def _decide(self, due: DueSchedule, leadership: Leadership) -> float:
         """Decide on one; return for how many seconds it was waited for what somebody holds."""
         name = due.schedule.name
+        held = self._held.get(name)
         try:
-            decision = decide(due, self._new_ids, was_held=name in self._held)
+            decision = decide(due, self._new_ids, was_held=held is not None and held.was_on_time)
         except Exception as error:  # noqa: BLE001 - a zone that is not known here; the others go on
             known = self._refused.get(name)
             if known is None or known.revision != due.revision:
@@ -107,16 +109,18 @@ class Firing:
         try:
             fired = await self._store.decide_slots(decision, leadership=leadership)
         except StoreBusy as error:
-            self._put_aside(name, error)
+            self._put_aside(due, error)
             return time.monotonic() - began
         self._held.pop(name, None)
         if fired is not None:
             _tell(decision, fired)
         return 0.0
 
-    def _put_aside(self, name: str, error: StoreBusy) -> None:
-        now = time.monotonic()
-        held = self._held.setdefault(name, _Held(now, now))
+    def _put_aside(self, due: DueSchedule, error: StoreBusy) -> None:
+        now, name = time.monotonic(), due.schedule.name
+        held = self._held.get(name)
+        if held is None:
+            held = self._held[name] = _Held(now, now, was_on_time=is_on_time(due))
         held.again_at = now + HELD_AGAIN
         if not held.is_told and now - held.since >= HELD_TOLD:
             held.is_told = True

@@ -153,6 +153,12 @@ def decide(due: DueSchedule, new_ids: NewIds, *, was_held: bool = False) -> Slot
     )
 
 
+def is_on_time(due: DueSchedule) -> bool:
+    """Whether no slot is so late that it counts as missed."""
+    first = next_slot(due.schedule.timing, due.decided_until)
+    return first is None or due.now - first <= ON_TIME
+
+
 def given_up(due: DueSchedule, reason: str) -> list[Slot]:
     """Say what becomes of the slots up to now of a schedule that is changed or retired: none is fired."""
     slots: list[Slot] = []
