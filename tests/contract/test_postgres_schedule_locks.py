@@ -192,6 +192,28 @@ async def test_a_pause_waits_for_a_decision_and_holds_from_then_on(
     assert await store.due_schedules(10) == []
 
 
+async def test_nobody_waits_long_to_pause_resume_or_run_what_somebody_holds(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    others = [replace(HOURLY, name=name) for name in ("daily", "weekly")]
+    await store.register_schedules("shop", [HOURLY, *others])
+    user = await sessions.begin()
+    await user.connection.execute("SELECT FROM windlass.schedule FOR UPDATE")
+
+    async with asyncio.timeout(AT_ONCE):
+        # Each has a row of its own to wait for: behind one another they would wait longer.
+        answers = await asyncio.gather(
+            store.pause_schedule("hourly"),
+            store.resume_schedule("daily"),
+            store.run_schedule("weekly", UUID(int=7)),
+            return_exceptions=True,
+        )
+    await user.rollback()
+
+    assert [type(answer) for answer in answers] == 3 * [StoreBusy]
+    assert "schedule 'hourly' is held by a transaction that has not ended" in str(answers[0])
+
+
 async def test_workers_that_start_together_wait_for_each_other_once(
     store: PostgresStore, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,12 +31,14 @@ from windlass.model.task import Leadership, NewTask
 from windlass.policy.schedule import given_up
 from windlass.store.postgres.enqueueing import TaskItem, enqueue_statement, task_item
 from windlass.store.postgres.leading import LeadVerbs
+from windlass.store.postgres.parts import named_if_held
 
 _NO_ID = UUID(int=0)
 # For what somebody holds: so long others may have to wait for what these transactions hold already.
 REGISTER_PATIENCE = timedelta(milliseconds=500)
 DECIDE_PATIENCE = timedelta(milliseconds=100)
 PRUNE_PATIENCE = timedelta(seconds=1)
+PATIENCE_OF_PEOPLE = timedelta(seconds=5)  # as with what else they pause
 
 _NEVER = datetime.max.replace(tzinfo=UTC)  # the driver writes it as infinity
 
@@ -99,18 +101,29 @@ class ScheduleVerbs(LeadVerbs):
         return [_slot_record(row) for row in rows]
 
     async def pause_schedule(self, name: str) -> bool:
-        return _answer(name, await self._run.fetchval("pause_schedule", name))
+        return _answer(name, await self._asked("pause_schedule", name))
 
     async def resume_schedule(self, name: str) -> bool:
-        return _answer(name, await self._run.fetchval("resume_schedule", name))
+        return _answer(name, await self._asked("resume_schedule", name))
+
+    async def _asked(self, statement: str, name: str) -> bool | None:
+        with named_if_held(f"schedule '{name}'"):
+            async with self._run.transaction() as connection:
+                await self._limit_waiting(connection, PATIENCE_OF_PEOPLE)
+                answer: bool | None = await connection.fetchval(
+                    self._sql.statement(statement), name
+                )
+        return answer
 
     async def run_schedule(self, name: str, task_id: UUID) -> None:
-        async with self._run.transaction(confirmed=True) as connection:
-            text = self._sql.statement("request_slot")
-            task = await connection.fetchval(text, name, task_id)
-            if task is not None:
-                await self._enqueue_slots(connection, [_task(task)._replace(id=task_id)])
-                return
+        with named_if_held(f"schedule '{name}'"):
+            async with self._run.transaction(confirmed=True) as connection:
+                await self._limit_waiting(connection, PATIENCE_OF_PEOPLE)
+                text = self._sql.statement("request_slot")
+                task = await connection.fetchval(text, name, task_id)
+                if task is not None:
+                    await self._enqueue_slots(connection, [_task(task)._replace(id=task_id)])
+                    return
         await self._check_known(name)
 
     async def _check_known(self, name: str) -> None:
