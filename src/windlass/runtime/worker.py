@@ -10,10 +10,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from windlass.model.errors import StoreBusy, StoreUnavailable
+from windlass.model.errors import StoreUnavailable
 from windlass.model.task import Claim, ClaimRequest, WorkerOrder
 from windlass.registry import Registry, TaskDefinition
 from windlass.runtime.alarms import Alarms
+from windlass.runtime.announcing import Announcing
 from windlass.runtime.committer import Committer
 from windlass.runtime.completing import Completing
 from windlass.runtime.deadlocks import Deadlocks
@@ -36,7 +37,7 @@ from windlass.runtime.serving import QueueRoom
 from windlass.runtime.sharing import Sharing
 from windlass.runtime.slots import Slots
 from windlass.runtime.threads import Threads
-from windlass.service import Stop, answered_within, backoff, first_of, patience, stop_task
+from windlass.service import Stop, answered_within, first_of, patience, stop_task
 from windlass.store.clock_watch import ClockWatch
 from windlass.store.port import Listening, Store
 from windlass.telemetry import counted, emit, unwatch, watch
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
 INTERRUPT_WITHIN = 1.0  # seconds for handlers that are interrupted
 FLUSH_WITHIN = 10.0  # seconds for the last writes at shutdown
 STUCK_AFTER = 60.0  # seconds without a turn of the event loop
-STOPPING = "stopping"
-REGISTER_EVERY = 1.0  # seconds, while somebody holds the schedules
+STOPPING = "stopping"  # an absence: it was asked to, or something has failed
 LEAVE_WITHIN = 3.0  # seconds for what else is said to the store then
 
 
@@ -142,7 +142,9 @@ class Worker:
             self._give_up_process if options.process else None,
             must_end=self._must_end,
         )
-        self._has_registered_schedules = True  # or has none; False: somebody holds them
+        self._announcing = Announcing(
+            store=store, registry=registry, clock=self._clock, options=options, lease=self._lease
+        )
         self._asked_at: float | None = None  # to stop, by the monotonic clock
         self.is_exhausted = False  # another process should take the place of this one
         self._beating_heart: Heartbeat | None = None
@@ -411,12 +413,9 @@ class Worker:
                 for slots in self._all_slots
             ),
         ]
-        if not self._has_registered_schedules:
-            services.append(
-                asyncio.create_task(
-                    self._register_held_schedules(stop_services), name="windlass-schedules"
-                )
-            )
+        if not self._announcing.is_complete:
+            announcing = self._announcing.run(stop_services)
+            services.append(asyncio.create_task(announcing, name="windlass-announcing"))
         if shared := [one for one in self._registry.breakers.values() if one.settings.shared]:
             sharing = Sharing(store=self._store, breakers=shared)
             services.append(
@@ -482,60 +481,12 @@ class Worker:
         info = self._options.info
         if self._processes is not None:
             await self._processes.start()
-        await self._register()
+        await self._announcing.announce()
         for hook in self._options.on_startup:
             state = await call(hook)
             if state is not None:
                 self._executor.state = state
         emit("worker.started", worker_id=info.id, concurrency=self._options.concurrency)
-
-    async def _register(self) -> None:
-        """Say who we are and what we can do; a store that is away for a moment is waited for."""
-        failures = 0
-        while True:
-            try:
-                async with answered_within(patience(self._lease)):
-                    await self._clock.look(self._store)  # what happens from here on is noticed
-                    await self._store.register_types([one.defaults for one in self._registry])
-                    await self._store.declare_rules(
-                        self._registry.rules(),
-                        types=self._registry.names(),
-                        values=self._registry.value_rules(),
-                    )
-                    await self._register_schedules()
-                    await self._store.register(self._options.info, lease=self._lease)
-            except StoreUnavailable as error:
-                failures += 1
-                emit("store.unavailable", doing="start", error=error)
-                await asyncio.sleep(backoff(failures))
-            else:
-                return
-
-    async def _register_schedules(self) -> None:
-        owner, schedules = self._options.owner, self._options.schedules
-        if not (owner or schedules):
-            return
-        try:
-            changes = await self._store.register_schedules(owner, schedules)
-        except StoreBusy as error:  # what somebody holds keeps no worker from its tasks
-            if self._has_registered_schedules:
-                self._has_registered_schedules = False
-                emit("schedule.held", owner=owner, error=error)
-            return
-        self._has_registered_schedules = True
-        for what, names in changes._asdict().items():
-            if names:
-                emit(f"schedule.{what}", owner=owner, schedules=", ".join(names))
-
-    async def _register_held_schedules(self, stop: Stop) -> None:
-        """Make them known once nobody holds them."""
-        while not (self._has_registered_schedules or await stop.wait(REGISTER_EVERY)):
-            try:
-                async with answered_within(patience(self._lease)):
-                    await self._register_schedules()
-            except StoreUnavailable as error:
-                emit("store.unavailable", doing="register schedules", error=error)
-        await stop.wait()
 
     def _heartbeat(self) -> Heartbeat:
         loop = asyncio.get_running_loop()
