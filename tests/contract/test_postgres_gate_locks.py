@@ -258,6 +258,51 @@ async def test_a_gate_that_is_removed_as_tasks_come_to_it_lets_no_more_through(
     assert await at_gates(sessions) == (2, 3)
 
 
+async def test_a_gate_that_is_made_while_one_waits_for_another_is_left_to_who_made_it(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    other = TENANT | {"payload": json.dumps({"tenant": "other"})}
+    await store.set_value_rule(TWO)
+    await add(store, **other)
+    settling = await sessions.begin()
+    await settling.store.settle(settlements(await claim(store), Outcome.COMPLETED))
+    (gone,) = await add(store, **TENANT)
+    await store.cancel(gone, "too late")  # which leaves a call of a gate at which nobody is
+    await add(store, **other)
+    looking = await sessions.blocked(store.open_gates(100), by=settling)
+
+    await add(store, **TENANT)
+    making = await sessions.begin()
+    await making.store.open_gates(100)
+    await making.commit()
+    await add(store, 3, **TENANT)
+    opening = await sessions.begin()
+    await opening.store.open_gates(100)
+    await settling.commit()
+    async with asyncio.timeout(AT_ONCE):
+        await looking  # without waiting for who has that gate now
+    await opening.commit()
+
+    assert await at_gates(sessions) == (3, 2)
+    held = await claim(store, limit=10)
+    assert len(held.tasks) == 3  # two of one tenant, and one of the other
+    assert await store.settle(settlements(held, Outcome.COMPLETED)) == 3 * [Answer.APPLIED]
+    assert await at_gates(sessions) == (2, 0)
+
+
+async def test_nobody_waits_for_who_looks_at_a_change_of_rules(
+    store: PostgresStore, sessions: Sessions
+) -> None:
+    await store.set_value_rule(TWO)
+    looking = await sessions.begin()
+    await looking.store.open_gates(10)
+    await add(store, **KEY)
+
+    async with asyncio.timeout(AT_ONCE):
+        assert await store.open_gates(10) == 1
+    await looking.commit()
+
+
 async def test_a_gate_that_was_being_opened_by_an_old_rule_is_looked_at_when_that_is_done(
     store: PostgresStore, sessions: Sessions
 ) -> None:

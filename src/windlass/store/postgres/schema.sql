@@ -461,16 +461,25 @@ DECLARE
     changed text[];
 BEGIN
     IF EXISTS (SELECT FROM windlass.value_rule_change) THEN
-        WITH over AS (
-            DELETE FROM windlass.value_rule_change c
+        -- What another looks at just now is left to that one, who may wait for a gate.
+        WITH mine AS MATERIALIZED (
+            SELECT c.ctid AS place
+            FROM windlass.value_rule_change c
             WHERE c.seen_before <= pg_snapshot_xmin(pg_current_snapshot()) OR c.changed_at < at - interval '1 minute'
+            FOR UPDATE SKIP LOCKED
+        ), over AS (
+            DELETE FROM windlass.value_rule_change c
+            WHERE c.ctid = ANY (ARRAY(SELECT m.place FROM mine m))
             RETURNING c.type
         )
         SELECT array_agg(DISTINCT o.type) INTO changed FROM over o;
         INSERT INTO windlass.gate_call (gate, due) SELECT g.gate, at FROM windlass.gate g WHERE g.type = ANY (changed);
+        WITH mine AS MATERIALIZED (
+            SELECT c.ctid AS place FROM windlass.value_rule_change c WHERE c.seen_before IS NULL FOR UPDATE SKIP LOCKED
+        )
         UPDATE windlass.value_rule_change c
         SET seen_before = pg_snapshot_xmax(pg_current_snapshot())
-        WHERE c.seen_before IS NULL;
+        WHERE c.ctid = ANY (ARRAY(SELECT m.place FROM mine m));
     END IF;
 END
 $$;
@@ -3287,22 +3296,22 @@ BEGIN
             SELECT u.gate, EXISTS (SELECT FROM windlass.gate o WHERE o.gate = ANY (ARRAY[u.gate])) AS is_there
             FROM unnest(numbers) AS u (gate)
         ) k;
-        WITH made AS (
+        WITH wanted AS MATERIALIZED (
+            SELECT u.gate, k.type, k.name
+            FROM unnest(missing) AS u (gate)
+            CROSS JOIN LATERAL windlass.gate_name(u.gate) k
+            UNION ALL
+            SELECT u.gate, NULL, '' FROM unnest(present) AS u (gate)
+        ), made AS (
             INSERT INTO windlass.gate AS g (gate, type, name)
-            SELECT w.*
-            FROM (
-                -- At one that has none nobody may be: who comes calls again.
-                SELECT u.gate, k.type, k.name
-                FROM unnest(missing) AS u (gate)
-                CROSS JOIN LATERAL windlass.gate_name(u.gate) k
-                UNION ALL
-                SELECT u.gate, NULL, '' FROM unnest(present) AS u (gate)
-            ) w
-            ORDER BY w.gate
+            SELECT w.gate, w.type, w.name FROM wanted w ORDER BY w.gate
             ON CONFLICT (gate) DO UPDATE SET held = g.held WHERE false  -- locked, and not written
             RETURNING g.gate, g.name
         )
-        SELECT array_agg(m.gate) INTO nameless FROM made m WHERE m.name = '';
+        -- At one that was not there nobody may be, and it is not locked: who comes calls again.
+        SELECT (SELECT array_agg(w.gate) FROM wanted w), (SELECT array_agg(m.gate) FROM made m WHERE m.name = '')
+        INTO numbers, nameless;
+        CONTINUE WHEN numbers IS NULL;
         IF nameless IS NOT NULL THEN
             -- Removed by whoever had it before us. One that is nobody's yet is left to who comes.
             UPDATE windlass.gate g
