@@ -387,7 +387,7 @@ async def test_a_pulse_reads_the_claims_it_keeps(
         False,
         patience,
         True,
-        None,
+        *(None, False, None),
     )
 
     assert max(cost.rows["claim"] for cost in costs) <= 80
