@@ -55,9 +55,9 @@ class Announcing:
             else:
                 return
 
-    async def run(self, stop: Stop) -> None:
-        """Make schedules known once nobody holds them."""
-        while not (self.is_complete or await stop.wait(AGAIN_EVERY)):
+    async def run(self, stop: Stop, *, until: Stop) -> None:
+        """Make schedules known once nobody holds them; not any more when this worker claims nothing more."""
+        while not (self.is_complete or await until.wait(AGAIN_EVERY)):
             try:
                 async with answered_within(patience(self._lease)):
                     await self._announce_schedules()

@@ -414,7 +414,7 @@ class Worker:
             ),
         ]
         if not self._announcing.is_complete:
-            announcing = self._announcing.run(stop_services)
+            announcing = self._announcing.run(stop_services, until=stop_fetching)
             services.append(asyncio.create_task(announcing, name="windlass-announcing"))
         if shared := [one for one in self._registry.breakers.values() if one.settings.shared]:
             sharing = Sharing(store=self._store, breakers=shared)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count, islice
@@ -229,10 +229,12 @@ class Gates:
         gate = self._at(key)
         return list(islice((one for one in gate.passed if one not in gate.leaving), HOLDERS))
 
-    def looked_at(self) -> Iterable[TaskEntry]:
-        """Those that wait where somebody is to look."""
-        lines = [self._at(key).line for key in {call.key for call in self.calls}]
-        return (task for line in lines for _, task in line.values())
+    def looked_at(self, now: datetime) -> Iterator[TaskEntry]:
+        """Those that wait where somebody is to look, and for nothing else: in line for a key, not for their time."""
+        for key in {call.key for call in self.calls}:
+            for _, task in self._at(key).line.values():
+                if not key.is_order or task.scheduled_for <= now:
+                    yield task
 
     def _room(self, key: GateKey, now: datetime) -> int:
         """How many of those that wait it would let through."""

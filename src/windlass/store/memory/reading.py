@@ -110,8 +110,7 @@ class ReadVerbs(MemoryTables):
             )
             or any(
                 self._is_granted(task.lane, types, queues)
-                and self._seen(task) is not TaskState.SCHEDULED
-                for task in self._gates.looked_at()
+                for task in self._gates.looked_at(self._clock())
             )
         )
 

@@ -37,8 +37,12 @@ class RuleVerbs(MemoryTables):
     async def rules(self) -> list[RuleRecord]:
         in_force = self._declared | self._set_by_operator
         return [
-            RuleRecord(in_force[key], key in self._set_by_operator, self._used(key))
-            for key in sorted(in_force)
+            RuleRecord(
+                rule,
+                key in self._set_by_operator,
+                0 if rule.concurrency is None else self._used(key),
+            )
+            for key, rule in sorted(in_force.items())
         ]
 
     @transaction

@@ -78,6 +78,16 @@ class GateSteps(Steps):
 class OrderingKeyRules(GateSteps):
     """Tasks of one key run one at a time, in the order of their enqueue."""
 
+    async def test_those_of_a_key_whose_time_is_ahead_are_no_work(self, store: Store) -> None:
+        await self.add_many(store, 2, ordering_key="k", delay=60.0)
+        before = await store.has_work(["resize"], None)
+        await self.add(store, ordering_key="k")
+
+        assert not before
+        assert await store.has_work(["resize"], None)
+        await self.sweep(store)
+        assert not await store.has_work(["resize"], None)
+
     async def test_one_that_comes_after_very_many_is_looked_at_by_the_next_claim(
         self, store: Store
     ) -> None:

@@ -430,6 +430,17 @@ class AgeingRules(Steps):
 class PausedTypeRules(Steps):
     """Types of which nothing is granted."""
 
+    async def test_nothing_is_used_of_a_concurrency_that_was_lifted(self, store: Store) -> None:
+        await store.set_rule(LaneRule(QUEUE, "default", concurrency=5))
+        await self.add(store)
+        await self.claim(store)
+        (before,) = await store.rules()
+
+        await store.set_rule(LaneRule(QUEUE, "default", rate=1.0, burst=3.0))
+
+        (after,) = await store.rules()
+        assert (before.used, after.used) == (1, 0)
+
     async def test_nothing_is_granted_of_a_paused_type(self, store: Store) -> None:
         await self.add(store)
         mail = await self.add(store, type="mail")
