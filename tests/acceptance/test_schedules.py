@@ -86,6 +86,7 @@ async def test_a_worker_fires_each_slot_within_a_second(database_url: str) -> No
     assert gaps == {timedelta(seconds=1)}
 
 
+@pytest.mark.needs_direct("there is no listener without one")
 async def test_a_leader_without_schedules_notices_the_first_one_at_once(
     database_url: str,
 ) -> None:
